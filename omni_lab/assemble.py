@@ -1,0 +1,106 @@
+"""Toggles -> parts: the only place that reads `optimizations`. Experiment in, assembled pipeline out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from omni_lab import zoo
+from omni_lab.core import PipelineSpec, StageSpec
+from omni_lab.experiment import Experiment
+from omni_lab.families import qwen3_omni
+from omni_lab.families.plan import StagePlan
+from omni_lab.models.qwen3_omni.prompt import FrontEnd
+from omni_lab.pipeline.handoff import chunk_sizes
+from omni_lab.pipeline.inline import InlineExecutor
+from omni_lab.pipeline.orchestrator import Pipeline
+from omni_lab.pipeline.process import ProcessExecutor
+from omni_lab.pipeline.wiring import End
+
+THREADS = 1
+"""Threads of a worker's operators on the CPU: small steps lose more to a second thread than they win."""
+
+
+@asynccontextmanager
+async def open_pipeline(
+    experiment: Experiment, progress: Callable[[str, dict], None] = lambda worker, facts: None
+) -> AsyncIterator[Pipeline]:
+    """The pipeline of an experiment, running; it is closed, with all its processes, when the block ends.
+
+    `progress` hears the name of every worker that became ready and facts about it. Raises PipelineError if a
+    worker cannot start, with the worker and the cause.
+    """
+    checkpoint = zoo.resolve(experiment.model.checkpoint)
+    reference = all(stage.engine == "transformers" for stage in experiment.stages.values())
+    spec = qwen3_omni.REFERENCE if reference else qwen3_omni.STAGED
+    replicas = {stage.name: 1 if reference else experiment.stages[stage.name].replicas for stage in spec.stages}
+    plans = {
+        End(stage.name, replica): plan_stage(experiment, str(checkpoint), spec, stage, replica)
+        for stage in spec.stages
+        for replica in range(replicas[stage.name])
+    }
+    if experiment.executor == "inline":
+        executor = InlineExecutor(spec, replicas, plans, experiment.connector, progress)
+    else:
+        executor = ProcessExecutor(spec, replicas, plans, progress)
+    max_lengths = {name: stage.max_model_len for name, stage in experiment.stages.items()}
+    pipeline = Pipeline(
+        spec,
+        replicas,
+        max_lengths,
+        prompt_limit=max_lengths["thinker"],
+        front_end=FrontEnd(checkpoint),
+        executor=executor,
+        effective=effective(experiment),
+    )
+    try:
+        await pipeline.start()
+        yield pipeline
+    finally:
+        await pipeline.close()
+
+
+def plan_stage(
+    experiment: Experiment, checkpoint: str, spec: PipelineSpec, stage: StageSpec, replica: int
+) -> StagePlan:
+    """What one replica of one stage is made of."""
+    toggles, chunking = experiment.optimizations, experiment.chunking
+    config = experiment.stages[stage.name if stage.name in experiment.stages else "thinker"]
+    frames = chunk_sizes(chunking.initial_frames, chunking.frames, chunking.ramp)
+    device = config.device
+    return StagePlan(
+        family="qwen3_omni",
+        checkpoint=checkpoint,
+        stage=stage.name,
+        replica=replica,
+        kind=stage.kind,
+        device=device,
+        dtype=resolve_dtype(experiment.model.dtype, device),
+        rows=config.max_num_seqs if toggles.batching else 1,
+        max_length=config.max_model_len,
+        cache_bytes=config.kv_cache_bytes,
+        handoff="chunked" if toggles.async_chunk else "whole",
+        chunk_sizes={target: frames for target in spec.outputs(stage.name) if target == "code2wav"},
+        left_context=chunking.left_context,
+        output="async" if toggles.async_output else "sync",
+        threads=THREADS,
+    )
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """ "auto" is float32 on the CPU, where it is exact and fast, and bfloat16 on an accelerator."""
+    if dtype == "auto":
+        return "float32" if device == "cpu" else "bfloat16"
+    return dtype
+
+
+def effective(experiment: Experiment) -> dict[str, Any]:
+    """The optimizations in effect, and why one that was asked for is not."""
+    toggles = experiment.optimizations.model_dump()
+    notes = {}
+    for stage, wanted in toggles["graphs"].items():
+        if wanted:
+            toggles["graphs"][stage] = False
+            notes[f"graphs.{stage}"] = "captured steps are not part of this version; the step runs eager"
+    return {"optimizations": toggles, "notes": notes}

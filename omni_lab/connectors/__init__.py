@@ -1,0 +1,1 @@
+"""Channels between two ends of an edge: `send(message)` on one, `receive() -> [messages]` on the other."""

@@ -1,0 +1,169 @@
+"""A channel between two processes: a ring of bytes in shared memory and a socket as its doorbell.
+
+The memory is a file without a name and the socket a pair, both handed to the child by descriptor, so there is
+nothing in the file system to clean up: when the last process ends, however it ends, the kernel takes all back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import threading
+import time
+
+from omni_lab.connectors.wire import ALIGNMENT, Message, decode, encode, padding
+from omni_lab.core import Payload
+
+HEADER = 64
+SKIP = (1 << 64) - 1
+CAPACITY = 64 << 20
+"""Bytes of one ring; pages that no message has touched cost nothing."""
+
+RESTART = 4 << 20
+"""An empty ring starts over after this many bytes, on pages that were touched before."""
+
+
+class ChannelClosed(ConnectionError):
+    """The process at the other end is gone."""
+
+
+class ChannelFull(TimeoutError):
+    """The receiver took nothing for the whole time allowed, or the message is larger than the ring."""
+
+
+def create_channel(capacity: int = CAPACITY) -> tuple[int, int, int]:
+    """Descriptors of a new channel: (memory, sender's socket, receiver's socket)."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("omni_lab")
+    else:
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
+    os.ftruncate(memory, HEADER + capacity)
+    left, right = socket.socketpair()
+    return memory, left.detach(), right.detach()
+
+
+class Ring:
+    """`head` and `tail` count bytes ever written and read; one process writes each."""
+
+    def __init__(self, memory: int, doorbell: int) -> None:
+        self.map = mmap.mmap(memory, 0)
+        self.capacity = len(self.map) - HEADER
+        self.doorbell = socket.socket(fileno=doorbell)
+        self.doorbell.setblocking(False)
+
+    @property
+    def head(self) -> int:
+        return struct.unpack_from("<Q", self.map, 0)[0]
+
+    @head.setter
+    def head(self, value: int) -> None:
+        struct.pack_into("<Q", self.map, 0, value)
+
+    @property
+    def tail(self) -> int:
+        return struct.unpack_from("<Q", self.map, 8)[0]
+
+    @tail.setter
+    def tail(self, value: int) -> None:
+        struct.pack_into("<Q", self.map, 8, value)
+
+    def fileno(self) -> int:
+        return self.doorbell.fileno()
+
+    def close(self) -> None:
+        self.doorbell.close()
+        self.map.close()
+
+
+class Sender(Ring):
+    """The writing end. A message lies in one piece: where the ring's end is too near, it is skipped."""
+
+    def __init__(self, memory: int, doorbell: int, timeout_s: float = 60.0) -> None:
+        super().__init__(memory, doorbell)
+        self.timeout_s = timeout_s
+        self.lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Copy the message into the ring and ring the bell; waits for space at most `timeout_s` seconds."""
+        if isinstance(message, Payload):
+            message.sent_ns = time.monotonic_ns()
+        parts = encode(message)
+        size = sum(len(part) for part in parts)
+        if size + 2 * ALIGNMENT > self.capacity // 2:
+            raise ChannelFull(f"a message of {size} bytes is too large for a channel of {self.capacity} bytes")
+        with self.lock:
+            start = self._reserve(ALIGNMENT + size + padding(size))
+            struct.pack_into("<Q", self.map, start, size)
+            offset = start + ALIGNMENT
+            for part in parts:
+                self.map[offset : offset + len(part)] = part
+                offset += len(part)
+            self.head += ALIGNMENT + size + padding(size)
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full socket means that the receiver has yet to wake
+            try:
+                self.doorbell.send(b"\1")
+            except (BrokenPipeError, ConnectionResetError):
+                raise ChannelClosed("the receiving process is gone") from None
+
+    def _reserve(self, size: int) -> int:
+        """Wait until `size` bytes in one piece are free; the place where they begin."""
+        head = self.head
+        position = head % self.capacity
+        rest = self.capacity - position
+        start_over = self.tail == head and position >= max(size, RESTART)
+        if rest < size or start_over:
+            self._wait(head, rest)
+            struct.pack_into("<Q", self.map, HEADER + position, SKIP)
+            self.head = head = head + rest
+            self._ring()  # the receiver must step over the skipped bytes before they are free again
+        self._wait(head, size)
+        return HEADER + head % self.capacity
+
+    def _wait(self, head: int, size: int) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        while head + size - self.tail > self.capacity:
+            if time.monotonic() > deadline:
+                raise ChannelFull(f"the receiver took nothing for {self.timeout_s:.0f} s")
+            with contextlib.suppress(BlockingIOError):
+                if self.doorbell.recv(1) == b"":
+                    raise ChannelClosed("the receiving process is gone")
+            time.sleep(0.0005)
+
+
+class Receiver(Ring):
+    """The reading end; `fileno()` is readable when there is something to receive."""
+
+    def receive(self) -> list[Message]:
+        """All messages there are, in order; raises ChannelClosed when there are none and the sender is gone."""
+        closed = False
+        try:
+            closed = self.doorbell.recv(1 << 16) == b""
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            closed = True
+        messages = []
+        while self.tail < self.head:
+            position = self.tail % self.capacity
+            (size,) = struct.unpack_from("<Q", self.map, HEADER + position)
+            if size == SKIP:
+                self.tail += self.capacity - position
+                continue
+            start = HEADER + position + ALIGNMENT
+            with memoryview(self.map) as view:
+                message = decode(bytearray(view[start : start + size]))
+            self.tail += ALIGNMENT + size + padding(size)
+            if isinstance(message, Payload):
+                message.received_ns = time.monotonic_ns()
+            messages.append(message)
+        if closed and not messages:
+            raise ChannelClosed("the sending process is gone")
+        return messages

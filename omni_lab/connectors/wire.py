@@ -1,0 +1,144 @@
+"""Messages and their bytes: a small typed header, then raw tensors. No pickle."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import torch
+
+from omni_lab.core import Payload, Sampling
+
+ALIGNMENT = 16
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.uint8,
+    torch.bool,
+)}  # fmt: skip
+
+
+class Admit(msgspec.Struct, tag="admit"):
+    """To a stage: a request will come. Sent to every stage of its route before the first payload."""
+
+    request_id: str
+    sampling: Sampling
+    options: dict[str, Any]
+    targets: tuple[str, ...]
+    routes: dict[str, int]
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """To a stage: forget the request."""
+
+    request_id: str
+
+
+class TakeRecords(msgspec.Struct, tag="take_records"):
+    """To a stage: answer with `Records` of all steps and hand-offs since the last call."""
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """To a stage: end."""
+
+
+class Start(msgspec.Struct, tag="start"):
+    """To a worker process: its plan as JSON."""
+
+    plan: str
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """From a stage: loaded; facts about it (rows of the cache, bytes of weights, peak memory)."""
+
+    stage: str
+    replica: int
+    facts: dict[str, Any]
+
+
+class Broken(msgspec.Struct, tag="broken"):
+    """From a stage: it cannot go on, and why."""
+
+    stage: str
+    replica: int
+    error: str
+
+
+class Records(msgspec.Struct, tag="records"):
+    """From a stage: rows of its step clock, rows of received payloads, and how many steps were lost."""
+
+    stage: str
+    replica: int
+    steps: list[tuple]
+    chunks: list[tuple]
+    lost: int
+    counters: dict[str, int]
+
+
+class PayloadHeader(msgspec.Struct, tag="payload"):
+    """All of a payload but its bytes; `tensors` lists name, dtype and shape in the order of the bytes."""
+
+    request_id: str
+    source: str
+    target: str
+    index: int
+    final: bool
+    finish_reason: str | None
+    error: str | None
+    produced_ns: int
+    sent_ns: int
+    tensors: list[tuple[str, str, list[int]]]
+
+
+Control = Admit | Abort | TakeRecords | Shutdown | Start | Ready | Broken | Records
+Message = Control | Payload
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Control | PayloadHeader)
+
+
+def encode(message: Message) -> list[bytes | memoryview]:
+    """The parts of a message: header length (8 bytes), header padded to ALIGNMENT, then each tensor padded likewise."""
+    if not isinstance(message, Payload):
+        header, bodies = message, []
+    else:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in message.tensors.items()}
+        specs = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
+        header = PayloadHeader(
+            message.request_id, message.source, message.target, message.index, message.final, message.finish_reason,
+            message.error, message.produced_ns, message.sent_ns, specs,
+        )  # fmt: skip
+        bodies = [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) for tensor in tensors.values()]
+    head = _encoder.encode(header)
+    parts: list[bytes | memoryview] = [len(head).to_bytes(8, "little") + head]
+    parts[0] += b"\0" * padding(len(parts[0]))
+    for body in bodies:
+        parts.append(body)
+        if gap := padding(len(body)):
+            parts.append(b"\0" * gap)
+    return parts
+
+
+def decode(data: bytearray) -> Message:
+    """The message in `data`; tensors are views of it, so the bytes are copied once, by whoever filled `data`."""
+    length = int.from_bytes(data[:8], "little")
+    header = _decoder.decode(memoryview(data)[8 : 8 + length])
+    if not isinstance(header, PayloadHeader):
+        return header
+    offset = 8 + length + padding(8 + length)
+    tensors = {}
+    for name, dtype_name, shape in header.tensors:
+        dtype, count = DTYPES[dtype_name], math.prod(shape)
+        if count:
+            tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(shape)
+        else:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+        size = count * dtype.itemsize
+        offset += size + padding(size)
+    return Payload(
+        header.request_id, header.source, header.target, header.index, header.final, tensors, header.finish_reason,
+        header.error, header.produced_ns, header.sent_ns, nbytes=len(data),
+    )  # fmt: skip
+
+
+def padding(size: int) -> int:
+    return -size % ALIGNMENT

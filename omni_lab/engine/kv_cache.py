@@ -1,0 +1,70 @@
+"""The KV cache of one stage: a dense block of rows, one row for each running sequence."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+class KVCache:
+    """Keys and values of `rows` sequences of at most `max_length` positions, for every decoder layer.
+
+    The running batch is always rows 0..B-1, so a decode step reads slices and never gathers. Memory is zeroed
+    lazily by the operating system: rows cost nothing until they are written.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        max_length: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.data = lazy_zeros((layers, 2, rows, kv_heads, max_length, head_dim), dtype, torch.device(device))
+        keys, values = self.data.unbind(1)
+        self.keys = list(keys.unbind(0))
+        """For each layer [rows, kv_heads, max_length, head_dim]."""
+        self.values = list(values.unbind(0))
+        self.lines = list(self.data.view(layers, -1, head_dim).unbind(0))
+        """For each layer all keys and values as [2 * rows * kv_heads * max_length, head_dim]."""
+        first_lines = torch.arange(2 * rows * kv_heads, device=device) * max_length
+        self.first_lines = first_lines.view(2, rows, kv_heads).transpose(0, 1).reshape(rows, 2 * kv_heads)
+        """For each row the lines of position 0: its key heads, then its value heads."""
+
+    def lines_at(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Lines [B * 2 * kv_heads] that rows 0..B-1 write next, where row b holds `lengths[b]` positions."""
+        return (self.first_lines[: lengths.shape[0]] + lengths.unsqueeze(1)).flatten()
+
+    def window(self, rows: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Views of positions 0..end-1 of the first rows, for each layer: keys [rows * kv_heads, head_dim, end]
+        (transposed, ready to be multiplied with queries) and values [rows * kv_heads, end, head_dim]."""
+        keys, values = self.data[:, :, :rows, :, :end].flatten(2, 3).unbind(1)
+        return keys.transpose(2, 3).unbind(0), values.unbind(0)
+
+    def move(self, source_row: int, target_row: int, length: int) -> None:
+        """Copy the first `length` positions of one row to another; the source keeps its contents."""
+        self.data[:, :, target_row, :, :length] = self.data[:, :, source_row, :, :length]
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros whose host pages exist only once they are written; `torch.zeros` on the CPU would touch them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def row_bytes(layers: int, kv_heads: int, max_length: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one sequence's keys and values."""
+    return 2 * layers * kv_heads * max_length * head_dim * dtype.itemsize
+
+
+def rows_within(
+    budget_bytes: int, layers: int, kv_heads: int, max_length: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """How many sequences fit into a memory budget."""
+    return budget_bytes // row_bytes(layers, kv_heads, max_length, head_dim, dtype)

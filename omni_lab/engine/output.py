@@ -1,0 +1,96 @@
+"""The output path: from a step's emissions to payloads on their connectors."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from omni_lab.core import Payload
+from omni_lab.engine.stage import Emission
+
+
+class Handoff(Protocol):
+    """Decides when emissions become a payload (see pipeline/handoff.py)."""
+
+    def push(self, emission: Emission, produced_ns: int) -> Payload | None: ...
+
+    def drop(self, request_id: str) -> None: ...
+
+
+Send = Callable[[Emission, Payload], None]
+
+
+class SyncOutput:
+    """Payloads are built and sent inside the step: the next step starts when the last byte is out."""
+
+    def __init__(self, handoff: Handoff, send: Send) -> None:
+        self.handoff = handoff
+        self.send = send
+
+    def emit(self, emissions: list[Emission], produced_ns: int) -> None:
+        for emission in emissions:
+            payload = self.handoff.push(emission, produced_ns)
+            if payload is not None:
+                self.send(emission, payload)
+
+    def drop(self, request_id: str) -> None:
+        """Forget what an aborted request has emitted and not sent."""
+        self.handoff.drop(request_id)
+
+    def drain(self) -> None:
+        """Nothing is ever left to send."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class AsyncOutput:
+    """A snapshot is taken inside the step; one persistent builder thread builds and sends beside the next.
+
+    The order of emissions is kept. At most `depth` steps wait for the builder; beyond that the step loop
+    waits, so a slow target slows its source instead of filling the memory. An error of the builder is raised
+    in the step loop at its next emission.
+    """
+
+    def __init__(self, handoff: Handoff, send: Send, depth: int = 8) -> None:
+        self.inside = SyncOutput(handoff, send)
+        self.jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(depth)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._build, name="output-builder", daemon=True)
+        self.thread.start()
+
+    def emit(self, emissions: list[Emission], produced_ns: int) -> None:
+        self._raise()
+        if emissions:
+            for emission in emissions:
+                emission.tensors = {name: tensor.clone() for name, tensor in emission.tensors.items()}
+            self.jobs.put(partial(self.inside.emit, emissions, produced_ns))
+
+    def drop(self, request_id: str) -> None:
+        self.jobs.put(partial(self.inside.drop, request_id))
+
+    def drain(self) -> None:
+        """Wait until everything emitted so far is sent."""
+        self.jobs.join()
+        self._raise()
+
+    def close(self) -> None:
+        self.jobs.put(None)
+        self.thread.join(timeout=10.0)
+
+    def _build(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            try:
+                if self.error is None:
+                    job()
+            except BaseException as error:
+                self.error = error
+            finally:
+                self.jobs.task_done()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error

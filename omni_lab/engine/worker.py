@@ -1,0 +1,192 @@
+"""One stage at work: inbox -> scheduler -> step -> output path."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from omni_lab.connectors.shared_memory import ChannelClosed, ChannelFull
+from omni_lab.connectors.wire import Abort, Admit, Message, Records, Shutdown, TakeRecords
+from omni_lab.core import CLIENT, Payload
+from omni_lab.engine.clock import StepClock
+from omni_lab.engine.output import AsyncOutput, Handoff, SyncOutput
+from omni_lab.engine.scheduler import ContinuousBatching, FirstComeBatching
+from omni_lab.engine.stage import Emission, Sequence, Stage
+
+
+class Channel(Protocol):
+    """One end of an edge; a channel has only one of the two directions."""
+
+    def send(self, message: Message) -> None: ...
+
+    def receive(self) -> list[Message]: ...
+
+
+class Worker:
+    """Runs one replica of one stage. `turn` is the whole loop; who calls it and how it waits is the executor's.
+
+    `inboxes` are the receiving ends by source, the client's first; `outboxes` the sending ends by
+    (target, replica).
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        replica: int,
+        scheduler: ContinuousBatching | FirstComeBatching,
+        handoff: Handoff,
+        output: Callable[[Handoff, Callable[[Emission, Payload], None]], SyncOutput | AsyncOutput],
+        clock: StepClock,
+        inboxes: dict[str, Channel],
+        outboxes: dict[tuple[str, int], Channel],
+        facts: dict[str, int],
+    ) -> None:
+        self.stage = stage
+        self.replica = replica
+        self.scheduler = scheduler
+        self.output = output(handoff, self._send)
+        self.clock = clock
+        self.inboxes = inboxes
+        self.outboxes = outboxes
+        self.facts = facts
+        self.sequences: dict[str, Sequence] = {}
+        self.chunks: list[tuple] = []
+        self.counters = {"late_payloads": 0}
+        self.idle_ns = 0
+        self.left_ns = time.monotonic_ns()
+        self.stopped = False
+
+    def turn(self) -> bool:
+        """Take in what has arrived and take one step; False when there was nothing to step.
+
+        Time between turns, and turns that found nothing to do, are idle: no gap of the step loop.
+        """
+        began_ns = time.monotonic_ns()
+        self.idle_ns += began_ns - self.left_ns
+        for message in self._receive():
+            self._handle(message)
+        scheduled = self.scheduler.schedule()
+        if scheduled is None:
+            self.left_ns = time.monotonic_ns()
+            self.idle_ns += self.left_ns - began_ns
+            return False
+        self._step(*scheduled)
+        self.left_ns = time.monotonic_ns()
+        return True
+
+    @torch.inference_mode()
+    def _step(self, kind: str, batch: list[Sequence]) -> None:
+        start_ns = time.monotonic_ns()
+        try:
+            emissions, tokens = self.stage.step(kind, batch)
+            produced_ns = time.monotonic_ns()
+            self.output.emit(emissions, produced_ns)
+        except Exception as error:  # a step serves many requests: all of them hear of it, the worker goes on
+            tokens = 0
+            for sequence in batch:
+                self._fail(sequence, error)
+        self.clock.record(self.stage.name, start_ns, time.monotonic_ns(), self.idle_ns, len(batch), tokens, kind)
+        self.idle_ns = 0
+        for sequence in batch:
+            if sequence.finished:
+                self._leave(sequence)
+
+    def close(self) -> None:
+        self.output.close()
+
+    def _receive(self) -> list[Message]:
+        """Everything that has arrived, control first.
+
+        The edges are read before the client's channel and handled after it: a request is admitted before its
+        first payload is sent, so whatever an edge delivers, its admission is already there.
+        """
+        payloads = [
+            message for source, inbox in self.inboxes.items() if source != CLIENT for message in inbox.receive()
+        ]
+        return self.inboxes[CLIENT].receive() + payloads
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Payload():
+                self._accept(message)
+            case Admit():
+                sequence = Sequence(
+                    message.request_id, message.sampling, message.options, message.targets, message.routes
+                )
+                self.sequences[message.request_id] = sequence
+                self.stage.open(sequence)
+                self.scheduler.add(sequence)
+            case Abort(request_id):
+                if sequence := self.sequences.get(request_id):
+                    self._leave(sequence)
+                    self.output.drop(request_id)
+            case TakeRecords():
+                self.output.drain()
+                self.outboxes[CLIENT, 0].send(self.records())
+            case Shutdown():
+                self.stopped = True
+
+    def _accept(self, payload: Payload) -> None:
+        edge = f"{payload.source}->{payload.target}"
+        rows = next((len(tensor) for tensor in payload.tensors.values() if tensor.ndim), 0)
+        times = (payload.produced_ns, payload.sent_ns, payload.received_ns)
+        self.chunks.append((edge, payload.request_id, payload.index, rows, payload.nbytes, *times, payload.final))
+        sequence = self.sequences.get(payload.request_id)
+        if sequence is None:  # it was aborted, or it finished before its input did
+            self.counters["late_payloads"] += 1
+            return
+        try:
+            self.stage.receive(sequence, payload)
+        except Exception as error:
+            self._fail(sequence, error)
+            self._leave(sequence)
+
+    def records(self) -> Records:
+        """Steps, received payloads and counters since the last call."""
+        steps, lost = self.clock.take()
+        chunks, self.chunks = self.chunks, []
+        counters = self.counters | {"peak_rss_bytes": peak_rss_bytes()}
+        return Records(self.stage.name, self.replica, steps, chunks, lost, counters)
+
+    def _send(self, emission: Emission, payload: Payload) -> None:
+        """Called by the output path, from its thread. A hand-off that fails ends its request, with the cause."""
+        sequence = emission.sequence
+        replica = 0 if payload.target == CLIENT else sequence.routes[payload.target]
+        try:
+            self.outboxes[payload.target, replica].send(payload)
+        except (ChannelFull, ChannelClosed) as error:
+            sequence.finished = True
+            self._report(sequence.request_id, f"hand-off {payload.source}->{payload.target} failed: {error}")
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        sequence.finished = True
+        self.output.drop(sequence.request_id)
+        self._report(sequence.request_id, f"{type(error).__name__}: {error}")
+
+    def _report(self, request_id: str, cause: str) -> None:
+        error = f"stage {self.stage.name}, replica {self.replica}, request {request_id}: {cause}"
+        self.outboxes[CLIENT, 0].send(Payload(request_id, self.stage.name, CLIENT, final=True, error=error))
+
+    def _leave(self, sequence: Sequence) -> None:
+        if self.sequences.pop(sequence.request_id, None):
+            self.scheduler.remove(sequence)
+            self.stage.close(sequence)
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident memory of this process so far.
+
+    Linux's VmHWM begins with the program; getrusage, the way elsewhere, may still hold its parent's peak.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

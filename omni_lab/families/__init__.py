@@ -1,0 +1,1 @@
+"""Model families: how each maps to a stage graph."""

@@ -1,0 +1,29 @@
+"""The plan of one worker: which parts it is made of, as plain values that travel to its process."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    """Everything that one replica of one stage needs to know, all toggles already turned into parts.
+
+    `handoff` is "whole" or "chunked" with `chunk_sizes` in rows by target; `output` is "sync" or "async"; `rows`
+    the largest batch (1: no batching) and `max_length` the positions of one sequence in the cache.
+    """
+
+    family: str
+    checkpoint: str
+    stage: str
+    replica: int
+    kind: str
+    device: str
+    dtype: str
+    rows: int
+    max_length: int
+    cache_bytes: int
+    handoff: str
+    chunk_sizes: dict[str, tuple[int, ...]]
+    left_context: int
+    output: str
+    threads: int

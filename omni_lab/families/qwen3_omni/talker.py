@@ -1,0 +1,202 @@
+"""The Talker as a stage: text tokens in, codec frames out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from omni_lab.core import Payload
+from omni_lab.engine.kv_cache import KVCache
+from omni_lab.engine.sampler import Sampler
+from omni_lab.engine.stage import Emission, Sequence
+from omni_lab.models.qwen3_omni.talker import Talker
+
+CODE2WAV = "code2wav"
+RESIDUAL_TOP_K = 50
+RESIDUAL_TOP_P = 0.8
+"""Filters of the residual codes when the Talker samples: the code predictor's generation defaults in transformers."""
+ASSISTANT_ROWS = 9
+
+
+@dataclass(slots=True)
+class TalkerState:
+    """The user turns, the spoken tokens that have arrived, and how far the answer has got.
+
+    `text` are projected rows of the tokens after the first; row t goes into the step that makes frame t.
+    """
+
+    prompt: dict[str, torch.Tensor] = field(default_factory=dict)
+    token_ids: list[int] = field(default_factory=list)
+    text: list[torch.Tensor] = field(default_factory=list)
+    closed: bool = False
+    length: int = 0
+    sampled: int = 0
+
+
+class TalkerStage:
+    """Makes one codec frame of 16 codes a step for every running request.
+
+    A request starts when its first spoken token is there and then trails the Thinker by one token: the step of
+    frame t needs token t + 1, or the end of the text. A sequence whose token is late keeps its row, and the
+    batch goes on without it. n sampled codec tokens give n - 1 frames: the residual codes of a frame are made
+    in the step after its codec token was sampled, and the last token gets none (transformers does the same).
+    """
+
+    name = "talker"
+
+    def __init__(self, network: Talker, cache: KVCache, rows: int, max_length: int, device: torch.device) -> None:
+        config = network.config
+        self.network = network
+        self.cache = cache
+        self.device = device
+        self.sampler = Sampler(
+            rows, config.text.vocab_size, config.codec_eos, max_length, network.suppressed, config.code_groups, device
+        )
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(rows, config.text.hidden_size, dtype=network.tts_pad.dtype, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def open(self, sequence: Sequence) -> None:
+        sequence.state = TalkerState()
+
+    def receive(self, sequence: Sequence, payload: Payload) -> None:
+        state, tensors = sequence.state, payload.tensors
+        if "user_ids" in tensors:
+            state.prompt = tensors
+            state.length = len(tensors["user_ids"]) + ASSISTANT_ROWS
+        if "token_ids" in tensors:
+            state.token_ids += tensors["token_ids"].tolist()
+        state.closed |= payload.final
+
+    def next_step(self, sequence: Sequence) -> str | None:
+        state = sequence.state
+        if not state.sampled:
+            return "prefill" if state.token_ids or state.closed else None
+        frame = state.sampled - 1
+        return "decode" if frame + 1 < len(state.token_ids) or state.closed else None
+
+    def prompt_tokens(self, sequence: Sequence) -> int:
+        return sequence.state.length
+
+    def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
+        return self._prefill(batch) if kind == "prefill" else self._decode(batch)
+
+    def move(self, source: int, target: int) -> None:
+        self.cache.move(source, target, int(self.lengths[source]))
+        self.sampler.move(source, target)
+        for state in (self.tokens, self.hidden, self.positions, self.lengths):
+            state[target] = state[source]
+
+    def close(self, sequence: Sequence) -> None:
+        sequence.state = None
+
+    def _prefill(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
+        """All prompts packed into one pass. An answer without a spoken token ends here, with no audio."""
+        silent = [sequence for sequence in batch if not sequence.state.token_ids]
+        spoken = [sequence for sequence in batch if sequence.state.token_ids]
+        emissions = []
+        for sequence in silent:
+            self.lengths[sequence.row] = 0
+            emissions.append(self._finish(sequence, {}, "stop"))
+        if not spoken:
+            return emissions, 0
+        embeds, positions, spans, start = [], [], [], 0
+        for sequence in spoken:
+            prompt = self._embed_prompt(sequence)
+            embeds.append(prompt)
+            positions.append(sequence.state.prompt["positions"].T)
+            spans.append((sequence.row, start, start + len(prompt)))
+            start += len(prompt)
+        packed = torch.cat(positions, 1).to(self.device)
+        hidden, logits = self.network.prefill(torch.cat(embeds), packed, spans, self.cache)
+        for sequence, (row, first, last) in zip(spoken, spans, strict=True):
+            self.sampler.assign(row, sequence.sampling)
+            self.lengths[row] = last - first
+            self.positions[row] = int(sequence.state.prompt["positions"].max()) + 1
+            sequence.state.prompt = {}
+        for sequence, hidden_row, logits_row in zip(spoken, hidden, logits, strict=True):
+            row = slice(sequence.row, sequence.row + 1)
+            token = self.sampler.pick(logits_row[None], sequence.row)
+            self._commit(row, token, hidden_row[None])
+            sequence.state.sampled = 1
+            if reason := self._reason(sequence, int(token)):
+                emissions.append(self._finish(sequence, {}, reason))
+        return emissions, 0
+
+    def _decode(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
+        """One frame for each sequence of the batch. Rows between them that wait for text are computed and discarded."""
+        count = max(sequence.row for sequence in batch) + 1
+        text = self._text_rows(batch, count)
+        end = max(sequence.state.length + sequence.state.sampled for sequence in batch)
+        codes, hidden, logits = self.network.frame(
+            self.hidden[:count],
+            self.tokens[:count],
+            text,
+            self.positions[:count],
+            self.lengths[:count],
+            self.cache,
+            end,
+            self._pick_residual,
+        )
+        tokens = self.sampler.pick(logits)
+        rows: slice | torch.Tensor = slice(0, count)
+        if len(batch) < count:
+            rows = torch.tensor(sorted(sequence.row for sequence in batch), device=self.device)
+        self._commit(rows, tokens[rows], hidden[rows])
+        self.lengths[rows] += 1
+        self.positions[rows] += 1
+        emissions = []
+        for sequence, token in zip(batch, tokens[[s.row for s in batch]].tolist(), strict=True):
+            frame = {"codes": codes[sequence.row : sequence.row + 1]}
+            sequence.state.sampled += 1
+            if reason := self._reason(sequence, token):
+                emissions.append(self._finish(sequence, frame, reason))
+            else:
+                emissions.append(Emission(sequence, CODE2WAV, frame))
+        return emissions, len(batch)
+
+    def _pick_residual(self, logits: torch.Tensor, group: int) -> torch.Tensor:
+        return self.sampler.pick_residual(logits, group, RESIDUAL_TOP_K, RESIDUAL_TOP_P)
+
+    def _commit(self, rows: slice | torch.Tensor, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        self.sampler.commit(rows, tokens)
+        self.tokens[rows] = tokens
+        self.hidden[rows] = hidden
+
+    def _reason(self, sequence: Sequence, token: int) -> str | None:
+        if token == self.sampler.stop_token:
+            return "stop"
+        return "length" if sequence.state.sampled == sequence.sampling.max_tokens else None
+
+    def _finish(self, sequence: Sequence, tensors: dict[str, torch.Tensor], reason: str) -> Emission:
+        sequence.finished = True
+        return Emission(sequence, CODE2WAV, tensors, True, reason)
+
+    def _embed_prompt(self, sequence: Sequence) -> torch.Tensor:
+        """User turns and the nine rows of the assistant's header, [U + 9, H]."""
+        prompt = sequence.state.prompt
+        rows = self.network.project_text(prompt["user_ids"].to(self.device))
+        if "media_hidden" in prompt:
+            rows[prompt["user_media"].to(self.device)] = self.network.project_hidden(prompt["media_hidden"].to(rows))
+        speaker = sequence.options["speaker"]
+        return torch.cat([rows, self.network.assistant_rows(sequence.state.token_ids[0], speaker)])
+
+    def _text_rows(self, batch: list[Sequence], count: int) -> torch.Tensor:
+        """The text input of each row's frame, [count, H]; tokens that have arrived are projected first, all at once."""
+        fresh = [(sequence, sequence.state.token_ids[len(sequence.state.text) + 1 :]) for sequence in batch]
+        fresh_ids = [token for _, tokens in fresh for token in tokens]
+        if fresh_ids:
+            projected = iter(self.network.project_text(torch.tensor(fresh_ids, device=self.device)))
+            for sequence, tokens in fresh:
+                sequence.state.text += [next(projected) for _ in tokens]
+        rows = [self.network.tts_pad] * count
+        for sequence in batch:
+            state = sequence.state
+            frame = state.sampled - 1
+            if frame < len(state.text):
+                rows[sequence.row] = state.text[frame]
+            elif frame == len(state.text):
+                rows[sequence.row] = self.network.tts_eos
+        return torch.stack(rows)

@@ -1,0 +1,129 @@
+"""A finished run as tidy tables: `load(run_dir)` gives cells, stages, requests, steps and chunks as DataFrames."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+UNITS = {
+    "duration": "duration_s",
+    "request_throughput": "request_throughput_per_s",
+    "steady_request_throughput": "steady_request_throughput_per_s",
+    "output_throughput": "output_throughput_tokens_per_s",
+    "audio_throughput": "audio_throughput_s_per_s",
+}
+"""Names of run.json that lack a unit, and the column that states it. Ratios and counts stay as they are."""
+
+CELL = ["configuration", "concurrency"]
+STEPS = [
+    *CELL,
+    "repeat",
+    "stage",
+    "replica",
+    "step",
+    "start_ns",
+    "end_ns",
+    "idle_ns",
+    "batch",
+    "tokens",
+    "kind",
+]
+CHUNKS = ["edge", "request", "index", "frames", "bytes", "produced_ns", "sent_ns", "received_ns", "final"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tables of one run directory.
+
+    `cells`: a row for each configuration and concurrency. `stages`: the same, times each stage. `requests`, `steps`
+    and `chunks`: a row each. Units stand in the column names; a figure that was not measured is NaN. Absolute
+    times (`*_ns`) are of one monotonic clock, all others count from the request's send time.
+    `record` is run.json as it is, with experiment, environment and definitions.
+    """
+
+    path: Path
+    record: dict[str, Any]
+    cells: pd.DataFrame
+    stages: pd.DataFrame
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    chunks: pd.DataFrame
+
+
+def load(run_dir: str | Path) -> Run:
+    """Reads a run directory. Tables whose file the run did not write are empty, with their columns.
+
+    Raises FileNotFoundError if there is no run.json, ValueError if a file cannot be parsed.
+    """
+    path = Path(run_dir)
+    if not (path / "run.json").is_file():
+        raise FileNotFoundError(f"{path}/run.json: no such file; give a run directory such as results/<name>/<time>")
+    record = _json((path / "run.json").read_text("utf-8"), path / "run.json")
+    cells, stages = _cells(record)
+    requests = _requests(path / "requests.jsonl")
+    steps = _parquet(path / "steps.parquet", STEPS)
+    chunks = _parquet(path / "chunks.parquet", CHUNKS)
+    order = list(record.get("experiment", {}).get("stages") or {})
+    names = dict.fromkeys([*order, *stages["stage"], *steps["stage"]])
+    for frame in (stages, steps):
+        frame["stage"] = pd.Categorical(frame["stage"], categories=list(names), ordered=True)
+    stages = stages.sort_values(["cell", "stage"], ignore_index=True).drop(columns="cell")
+    return Run(path, record, cells, stages, requests, steps, chunks)
+
+
+def _cells(record: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Cells, their sections flattened (`first_wave_<name>`), and their stages, which carry the cell's number."""
+    cells, stages = [], []
+    for number, cell in enumerate(record.get("cells", [])):
+        flat = {}
+        for name, value in cell.items():
+            if name == "stages":
+                key = {label: cell[label] for label in CELL} | {"cell": number}
+                stages += [{**key, "stage": stage, **figures} for stage, figures in (value or {}).items()]
+            elif isinstance(value, dict):
+                flat |= {f"{name}_{_with_unit(inner)}": figure for inner, figure in value.items()}
+            elif not isinstance(value, list):
+                flat[_with_unit(name)] = value
+        cells.append(flat)
+    return _table(cells, CELL), _table(stages, [*CELL, "cell", "stage"])
+
+
+def _requests(file: Path) -> pd.DataFrame:
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    rows = [_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+    return _table(rows, ["id", *CELL, "repeat"])
+
+
+def _parquet(file: Path, columns: list[str]) -> pd.DataFrame:
+    if not file.is_file():
+        return pd.DataFrame(columns=columns)
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: not a readable parquet file ({error})") from error
+
+
+def _table(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    """Rows as a table; a column of numbers and nulls becomes one of numbers and NaN, whatever came first."""
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+    for name in frame.columns:
+        values = frame[name]
+        if values.dtype == object and all(isinstance(v, int | float) or v is None for v in values):
+            frame[name] = pd.to_numeric(values)
+    return frame
+
+
+def _with_unit(name: str) -> str:
+    base = name.removesuffix("_std")
+    return UNITS.get(base, base) + name[len(base) :]
+
+
+def _json(text: str, where: str | Path) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: not valid JSON ({error})") from error

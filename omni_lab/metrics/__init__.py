@@ -1,0 +1,1 @@
+"""Definitions, rows and figures. Knows no other part of the package."""

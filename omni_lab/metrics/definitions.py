@@ -1,0 +1,57 @@
+"""The one definition of each figure, written into every result file."""
+
+from __future__ import annotations
+
+DISTRIBUTIONS = (
+    "ttft_ms",
+    "tpot_ms",
+    "itl_ms",
+    "e2el_ms",
+    "audio_ttfp_ms",
+    "audio_rtf",
+    "audio_duration_s",
+    "audio_underrun_s",
+)
+"""Figures of single requests; a cell has the mean, the median and the 99th percentile of each."""
+
+DEFINITIONS = {
+    "send time": "When the client hands the request over; every latency counts from here, at the client.",
+    "completed": "Requests that ended without an error. All latencies are of these.",
+    "failed": "Requests that ended with an error or were aborted.",
+    "duration": "s from the first request's send time to the last request's end.",
+    "request_throughput": "Completed requests / duration.",
+    "output_throughput": "Text tokens of completed requests, the stop tokens included, / duration.",
+    "audio_throughput": "Seconds of audio of completed requests / duration.",
+    "ttft_ms": "Time to first token: the first text event with a new token.",
+    "itl_ms": "Inter-token latency: time since the text event before, divided by the new tokens of this one, once for "
+    "each of them; further tokens of the first event count as 0. Pooled over requests.",
+    "tpot_ms": "Time per output token: mean inter-token latency of a request of at least two tokens.",
+    "e2el_ms": "End-to-end latency: the end of the answer.",
+    "audio_ttfp_ms": "Time to first packet: the first chunk with audio samples in it.",
+    "audio_duration_s": "Seconds of audio in the answer.",
+    "audio_rtf": "Real-time factor: time of the last audio chunk / audio_duration_s. Below 1 is faster than speech.",
+    "audio_underrun_s": "A player starts at the first chunk and never waits: its largest shortage of audio at the "
+    "arrival of a later chunk.",
+    "audio_continuity_ok_rate": "Share of the answers with audio whose underrun is at most 0.1 s.",
+    "mean_dispatch_delay_ms": "From when a request should be sent (its arrival time; in closed loop, the moment its "
+    "slot became free) to when it was sent.",
+    "mean_requests_in_flight": "Number of requests sent and not yet ended, averaged over the duration. Little's law "
+    "says that it is request_throughput x mean_e2el_ms / 1000 when no request fails.",
+    "littles_law_ratio": "request_throughput x mean_e2el_ms / 1000 / mean_requests_in_flight.",
+    "steady_request_throughput": "Requests that ended after the last one of the first wave and until the last request "
+    "was sent, / the time between. null in open loop, or when there is no such time.",
+    "first_wave": "Means of the first `concurrency` requests, all sent at once to an empty pipeline.",
+    "hit_max_frames": "Completed requests whose speech was cut at the talker's max_tokens. null with a fixed length.",
+    "client_busy_share": "Processor time of the client's process / duration. With the inline executor the stages run "
+    "in this process and are in it.",
+    "mean_, median_, p99_": "Over the completed requests in which the figure was measured; percentiles interpolate.",
+    "over repeats": "A cell's figure is the mean of its repeats, `_std` their standard deviation (null for one).",
+    "stages.steps": "Engine steps of all replicas of the stage.",
+    "stages.mean_batch": "Sequences in a step, mean.",
+    "stages.step_ms": "Duration of a step, mean.",
+    "stages.gap_us": "Step gap: from the end of a replica's step to the start of its next one, without the time in "
+    "which it waited for input.",
+    "stages.busy_ratio": "Time inside steps / (duration x replicas).",
+    "stages.tokens_per_s": "Text tokens (thinker) or codec frames (talker, code2wav) / time inside steps.",
+}
+"""What each name in run.json means. A figure that was not measured is null."""

@@ -1,0 +1,65 @@
+"""Cells as a table of text for the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Cell = dict[str, Any]
+
+COLUMNS = (
+    ("req/s", "request_throughput", ".3g"),
+    ("TTFT ms", "mean_ttft_ms", ".4g"),
+    ("TTFP ms", "mean_audio_ttfp_ms", ".4g"),
+    ("RTF", "mean_audio_rtf", ".3g"),
+    ("E2EL ms", "mean_e2el_ms", ".4g"),
+    ("talker frames/s", "stages.talker.tokens_per_s", ".4g"),
+    ("thinker tok/s", "stages.thinker.tokens_per_s", ".4g"),
+    ("underrun s", "mean_audio_underrun_s", ".3f"),
+)
+"""Heading, name in the cell, format."""
+
+
+def cell_table(cells: Sequence[Cell]) -> str:
+    """One line for each cell; the deviation over repeats behind a figure, where there is one. Not measured is "-"."""
+    return _table(cells, _with_spread)
+
+
+def ratio_table(cells: Sequence[Cell]) -> str:
+    """Every figure divided by that of the first configuration at the same concurrency."""
+    first = {cell["concurrency"]: cell for cell in cells if cell["configuration"] == cells[0]["configuration"]}
+
+    def ratio(cell: Cell, name: str, _: str) -> str:
+        value, base = _figure(cell, name), _figure(first.get(cell["concurrency"], {}), name)
+        return "-" if value is None or not base else f"x{value / base:.2f}"
+
+    others = [cell for cell in cells if cell["configuration"] != cells[0]["configuration"]]
+    return _table(others, ratio)
+
+
+def _table(cells: Sequence[Cell], show: Callable[[Cell, str, str], str]) -> str:
+    rows = [["configuration", "concurrency", *(heading for heading, _, _ in COLUMNS)]]
+    for cell in cells:
+        load = "open" if cell["concurrency"] is None else str(cell["concurrency"])
+        rows.append([cell["configuration"], load, *(show(cell, name, shape) for _, name, shape in COLUMNS)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *rest in rows:
+        figures = (text.rjust(width) for text, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *figures]))
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _with_spread(cell: Cell, name: str, shape: str) -> str:
+    value, spread = _figure(cell, name), _figure(cell, f"{name}_std")
+    if value is None:
+        return "-"
+    return f"{value:{shape}}" if spread is None else f"{value:{shape}} ±{spread:.2g}"
+
+
+def _figure(cell: Cell, name: str) -> float | None:
+    value: Any = cell
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

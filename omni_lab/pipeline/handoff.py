@@ -1,0 +1,89 @@
+"""Hand-off policies: when the rows that a stage emits become a payload for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+
+from omni_lab.core import CLIENT, Payload
+from omni_lab.engine.stage import Emission
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one request has emitted to one target and not yet handed over."""
+
+    pending: list[Emission] = field(default_factory=list)
+    rows: int = 0
+    index: int = 0
+
+
+class ChunkedHandoff:
+    """Rows go over as they come, in chunks whose k-th size is `sizes(target)[k]`; the last size repeats.
+
+    The client gets every emission at once: it waits for nothing.
+    """
+
+    def __init__(self, source: str, sizes: dict[str, tuple[int, ...]]) -> None:
+        self.source = source
+        self.sizes = sizes
+        self.streams: dict[tuple[str, str], Stream] = {}
+
+    def push(self, emission: Emission, produced_ns: int) -> Payload | None:
+        """Add an emission; the payload that it completes, or None while the chunk is still filling."""
+        key = (emission.sequence.request_id, emission.target)
+        stream = self.streams.setdefault(key, Stream())
+        stream.pending.append(emission)
+        stream.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
+        if not emission.final and stream.rows < self._size(emission.target, stream.index):
+            return None
+        payload = Payload(
+            emission.sequence.request_id,
+            self.source,
+            emission.target,
+            stream.index,
+            emission.final,
+            merge(stream.pending),
+            emission.reason,
+            produced_ns=produced_ns,
+        )
+        if emission.final:
+            del self.streams[key]
+        else:
+            self.streams[key] = Stream(index=stream.index + 1)
+        return payload
+
+    def drop(self, request_id: str) -> None:
+        """Forget an aborted request."""
+        for key in [key for key in self.streams if key[0] == request_id]:
+            del self.streams[key]
+
+    def _size(self, target: str, index: int) -> int:
+        sizes = self.sizes.get(target, (1,))
+        return sizes[min(index, len(sizes) - 1)]
+
+
+class WholeHandoff(ChunkedHandoff):
+    """The whole payload goes over when the stage is done with the request; the client still gets a stream."""
+
+    def _size(self, target: str, index: int) -> int:
+        return 1 if target == CLIENT else 1 << 62
+
+
+def merge(emissions: list[Emission]) -> dict[str, torch.Tensor]:
+    """The tensors of several emissions as one: concatenated along their rows, name by name."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in chain.from_iterable(emission.tensors.items() for emission in emissions):
+        parts.setdefault(name, []).append(tensor)
+    return {name: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for name, tensors in parts.items()}
+
+
+def chunk_sizes(initial: int, steady: int, ramp: list[int] | None) -> tuple[int, ...]:
+    """Sizes in codec frames of the first, second, ... chunk; the last one repeats.
+
+    A ramp (say 4, 8, 16) replaces the single jump from the first size to the steady one, so that a player
+    that starts at the first packet does not starve while the first steady chunk is being made.
+    """
+    return (*(ramp or (initial,)), steady)

@@ -1,0 +1,165 @@
+"""`python -m omni_lab.run EXPERIMENT.yaml`: runs an experiment, writes its run directory, prints its table."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import yaml
+from tqdm import tqdm
+
+from omni_lab.experiment import Experiment, ExperimentError, load_configurations
+from omni_lab.workload.plan import Unit, planned
+
+if TYPE_CHECKING:  # what computes is imported once the experiment is known to be right
+    from omni_lab.results import RunDirectory
+    from omni_lab.workload.dataset import Dataset
+
+DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage."""
+        self.exit(WRONG, f"{self.prog}: {message}; --help shows all options\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; its exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        experiment, configurations = load_configurations(options.experiment, options.set)
+        if options.resume and options.out is None:
+            raise ExperimentError("--resume: expected --out DIR beside it, the directory of the run to go on with")
+        datasets, units = _plan(configurations)
+        if options.dry_run:
+            print(_description(experiment, configurations, datasets, units))
+            return DONE
+        directory = _open(options, experiment, configurations)
+    except ExperimentError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    try:
+        return _execute(directory, configurations, datasets, units, options.quiet)
+    except KeyboardInterrupt:
+        go_on = (
+            f"{len(directory.finished)} of {len(units)} cells are finished; go on with --out {directory.path} --resume"
+        )
+        print(f"interrupted: {go_on}", file=sys.stderr)
+        print(directory.path)
+        return INTERRUPTED
+    except Exception as error:  # a bug or a full disk: where the finished cells are matters as much as the cause
+        traceback.print_exc()
+        print(f"failed: {error!r}; what was measured is in {directory.path}", file=sys.stderr)
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="omni_lab.run", description=__doc__)
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.yaml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="dotted key and YAML value, laid over the file"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's directory (default: results/<name>/<time>)")
+    parser.add_argument("--dry-run", action="store_true", help="print the experiment and its cells, run nothing")
+    parser.add_argument("--resume", action="store_true", help="go on with the cells that DIR lacks")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def _plan(configurations: list[Experiment]) -> tuple[dict[str, Dataset], list[Unit]]:
+    from omni_lab.workload.dataset import load_dataset
+
+    return {one.name: load_dataset(one.workload) for one in configurations}, list(planned(configurations))
+
+
+def _description(
+    experiment: Experiment, configurations: list[Experiment], datasets: dict[str, Dataset], units: list[Unit]
+) -> str:
+    """What would run: the effective experiment, or that of each rung, and the cells in their order."""
+    lines = []
+    for one in configurations if experiment.sweep else [experiment]:
+        data = datasets[one.name]
+        lines.append(yaml.safe_dump(one.model_dump(mode="json"), sort_keys=False, allow_unicode=True).rstrip())
+        lines.append(f"# {len(data.prompts)} prompts in {data.path.name}, {data.skipped} lines skipped\n")
+    lines.append(f"{len(units)} cells, in this order:")
+    for unit in units:
+        prompts = unit.configuration.workload.prompts(unit.concurrency)
+        load = "open loop" if unit.concurrency is None else f"concurrency {unit.concurrency}"
+        lines.append(f"  {unit.configuration.name}, {load}, repeat {unit.repeat}: {prompts} requests")
+    return "\n".join(lines)
+
+
+def _open(options: argparse.Namespace, experiment: Experiment, configurations: list[Experiment]) -> RunDirectory:
+    from omni_lab.environment import describe_environment
+    from omni_lab.results import RunDirectory
+
+    path = options.out or Path("results") / experiment.name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    directory = RunDirectory(path, experiment, configurations)
+    if options.resume:
+        directory.resume()
+    else:
+        directory.create()
+    directory.record["environment"] = directory.record["environment"] or describe_environment()
+    directory.write()
+    return directory
+
+
+def _execute(
+    directory: RunDirectory,
+    configurations: list[Experiment],
+    datasets: dict[str, Dataset],
+    units: list[Unit],
+    quiet: bool,
+) -> int:
+    """Runs what the directory lacks, writes the report, prints the table; the exit status."""
+    from omni_lab.core import PipelineError
+    from omni_lab.metrics.table import cell_table, ratio_table
+    from omni_lab.views.report import write_report
+    from omni_lab.workload.cells import run_units
+
+    for data in {data.path: data for data in datasets.values() if data.skipped}.values():
+        print(f"{data.path}: {data.skipped} lines without a text to speak were skipped", file=sys.stderr)
+    lacking = [unit for unit in units if unit.key not in directory.finished]
+    failure = None
+    try:
+        asyncio.run(run_units(lacking, datasets, directory, _bars(quiet)))
+    except PipelineError as error:
+        failure = " ".join(str(error).split())
+    cells = directory.record["cells"]
+    if cells:
+        write_report(directory.path)
+        print(cell_table(cells))
+        if len(configurations) > 1:
+            print(f"\nrelative to {cells[0]['configuration']}\n{ratio_table(cells)}")
+    failure = failure or _empty_cells(cells)
+    if failure:
+        print(f"failed: {failure}; what was measured is in {directory.path}", file=sys.stderr)
+    print(directory.path)
+    return FAILED if failure else DONE
+
+
+def _empty_cells(cells: list[dict]) -> str | None:
+    empty = [f"{cell['configuration']} at concurrency {cell['concurrency']}" for cell in cells if not cell["completed"]]
+    return f"no request was completed in {', '.join(empty)} (requests.jsonl has the errors)" if empty else None
+
+
+def _bars(quiet: bool) -> Callable[[str, int], object]:
+    @contextmanager
+    def bar(title: str, total: int) -> Iterator[Callable[[], object]]:
+        with tqdm(total=total, desc=title, disable=quiet, file=sys.stderr, leave=True, dynamic_ncols=True) as shown:
+            yield shown.update
+
+    return bar
+
+
+if __name__ == "__main__":
+    sys.exit(main())

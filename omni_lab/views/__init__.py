@@ -1,0 +1,1 @@
+"""Pictures of a run: figures, the offline report, and the template that they share."""

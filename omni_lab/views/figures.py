@@ -1,0 +1,224 @@
+"""Figures that compare cells: one function each, a DataFrame in, a plotly figure out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from omni_lab.views import theme
+
+LABELS = {
+    "ttft_ms": ("Time to first token (TTFT)", "ms"),
+    "audio_ttfp_ms": ("Time to first packet (TTFP)", "ms"),
+    "e2el_ms": ("End-to-end latency (E2EL)", "ms"),
+    "tpot_ms": ("Time per output token (TPOT)", "ms"),
+    "itl_ms": ("Inter-token latency (ITL)", "ms"),
+    "audio_rtf": ("Real-time factor (RTF)", ""),
+    "audio_underrun_s": ("Playback underrun", "s"),
+    "audio_duration_s": ("Audio per answer", "s"),
+    "audio_continuity_ok_rate": ("Answers that play without a gap", "share"),
+    "audio_throughput_s_per_s": ("Audio throughput", "s of audio / s"),
+    "request_throughput_per_s": ("Request throughput", "requests / s"),
+    "steady_request_throughput_per_s": ("Request throughput, first wave left out", "requests / s"),
+    "output_throughput_tokens_per_s": ("Output throughput", "tokens / s"),
+    "mean_dispatch_delay_ms": ("Dispatch delay", "ms"),
+    "mean_batch": ("Mean batch", "sequences"),
+    "step_ms": ("Step time", "ms"),
+    "gap_us_median": ("Step gap, median", "µs"),
+    "gap_us_p99": ("Step gap, 99th percentile", "µs"),
+    "busy_ratio": ("Busy share", ""),
+    "tokens_per_s": ("Stage throughput", "tokens or frames / s"),
+}
+"""What a column is called in a picture, and its unit."""
+
+POINTS = 2000
+"""Points that one scatter plot shows at most; more are thinned evenly over their order."""
+
+SAMPLES = 40
+"""Single requests shown beside one box."""
+
+
+def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Figure:
+    """A latency's distribution by concurrency, a box for each configuration.
+
+    Box: quartiles and median; whiskers: 1st and 99th percentile; dashed line: mean; dots: single requests, thinned
+    evenly over their order. Requests in which `metric` was not measured (failed ones) are left out.
+    """
+    figure = _figure(metric)
+    measured = _measured(requests, metric)
+    if measured.empty:
+        return theme.empty(figure)
+    looks = theme.style(measured["configuration"])
+    for name, look in looks.items():
+        groups = [(load, cell[metric]) for load, cell in _by_load(measured[measured["configuration"] == name])]
+        quantiles = np.array([np.quantile(values, [0.01, 0.25, 0.5, 0.75, 0.99]) for _, values in groups])
+        low, first, middle, third, high = quantiles.T
+        figure.add_box(
+            name=name,
+            x=[load for load, _ in groups],
+            lowerfence=low,
+            q1=first,
+            median=middle,
+            q3=third,
+            upperfence=high,
+            mean=[values.mean() for _, values in groups],
+            y=[thin(values.sort_values(), SAMPLES).tolist() for _, values in groups],
+            boxpoints="all",
+            boxmean=True,
+            jitter=0.6,
+            pointpos=0,
+            marker={"color": look["color"], "size": 3, "opacity": 0.5},
+            line={"width": 1.5},
+        )
+    figure.update_layout(boxmode="group", showlegend=len(looks) > 1)
+    _load_axis(figure, measured)
+    if measured[metric].min() > 0 and measured[metric].quantile(0.99) > 20 * measured[metric].min():
+        figure.update_yaxes(type="log", dtick="D2")
+    else:
+        figure.update_yaxes(rangemode="tozero")
+    if metric == "audio_rtf":
+        _real_time(figure)
+    return figure
+
+
+def by_concurrency(cells: pd.DataFrame, metric: str = "audio_throughput_s_per_s") -> go.Figure:
+    """A figure of the cells over concurrency, a line for each configuration; bars are the deviation over repeats."""
+    figure = _figure(metric)
+    measured = _measured(cells, metric)
+    if measured.empty:
+        return theme.empty(figure)
+    looks = theme.style(measured["configuration"])
+    for name, look in looks.items():
+        rows = measured[measured["configuration"] == name].sort_values("concurrency")
+        spread = rows.get(f"{metric}_std")
+        figure.add_scatter(
+            name=name,
+            x=[load_label(value) for value in rows["concurrency"]],
+            y=rows[metric],
+            error_y={"array": spread, "width": 4, "thickness": 1} if spread is not None else None,
+            mode="lines+markers",
+            line={"color": look["color"], "dash": look["dash"]},
+            marker={"color": look["color"], "symbol": look["symbol"], "size": 9},
+        )
+    _load_axis(figure, measured)
+    figure.update_layout(showlegend=len(looks) > 1)
+    figure.update_yaxes(rangemode="tozero")
+    if metric.endswith("audio_rtf"):
+        _real_time(figure)
+    return figure
+
+
+def ttfp_rtf(requests: pd.DataFrame) -> go.Figure:
+    """Every request's TTFP against its RTF: left is quick to speak, below the line keeps up with the listener.
+
+    Colour is the configuration, the symbol the concurrency; requests of the first wave are drawn hollow.
+    """
+    figure = _figure("audio_ttfp_ms", "First packet against real-time factor")
+    measured = _measured(_measured(requests, "audio_ttfp_ms"), "audio_rtf")
+    if measured.empty:
+        return theme.empty(figure)
+    colors = {name: look["color"] for name, look in theme.style(measured["configuration"]).items()}
+    loads = sorted(measured["concurrency"].unique(), key=_load_order)
+    symbols = {load: theme.SYMBOLS[i % len(theme.SYMBOLS)] for i, load in enumerate(loads)}
+    share = min(1.0, POINTS / max(1, len(measured)))
+    for (name, load), group in measured.groupby(["configuration", "concurrency"], sort=False, dropna=False):
+        points = thin(group.sort_values("audio_ttfp_ms"), math.ceil(share * len(group)))
+        first = points["first_wave"].fillna(False).astype(bool) if "first_wave" in points else [False] * len(points)
+        symbol = symbols[load] if load in symbols else theme.SYMBOLS[0]
+        figure.add_scatter(
+            name=f"{name}, {load_label(load)}",
+            x=points["audio_ttfp_ms"],
+            y=points["audio_rtf"],
+            mode="markers",
+            marker={
+                "color": colors[name],
+                "symbol": [f"{symbol}-open" if early else symbol for early in first],
+                "size": 8,
+                "opacity": 0.9,
+            },
+            customdata=points["id"],
+            hovertemplate="%{customdata}<br>TTFP %{x:.1f} ms, RTF %{y:.3f}",
+        )
+    figure.update_xaxes(title="TTFP, ms", rangemode="tozero")
+    figure.update_yaxes(title="RTF", rangemode="tozero")
+    _real_time(figure)
+    return figure
+
+
+def stage_bars(stages: pd.DataFrame, metric: str = "busy_ratio") -> go.Figure:
+    """One figure of every stage (busy share, batch, step time, gap) for each configuration and concurrency."""
+    figure = _figure(metric)
+    measured = _measured(stages, metric)
+    if measured.empty:
+        return theme.empty(figure)
+    several = measured["configuration"].nunique() > 1
+    for i, (stage, rows) in enumerate(measured.groupby("stage", observed=True)):
+        loads = [load_label(value) for value in rows["concurrency"]]
+        figure.add_bar(
+            name=str(stage),
+            x=[rows["configuration"].tolist(), loads] if several else loads,
+            y=rows[metric],
+            marker={
+                "color": theme.PALETTE[i % len(theme.PALETTE)],
+                "pattern": {"shape": ("", "/", ".", "x")[i % 4], "fillmode": "overlay", "fgopacity": 0.5, "size": 6},
+            },
+        )
+    if several:
+        figure.update_layout(legend_y=-0.3)
+    else:
+        _load_axis(figure, measured)
+    if metric == "busy_ratio":
+        figure.update_yaxes(tickformat=".0%")
+    return figure
+
+
+def load_label(concurrency: float | None) -> str:
+    """A cell's load in words: its concurrency, or "open" where requests arrive by themselves."""
+    return "open" if concurrency is None or pd.isna(concurrency) else f"{concurrency:g}"
+
+
+def thin(values: pd.DataFrame | pd.Series, most: int) -> pd.DataFrame | pd.Series:
+    """At most `most` rows, evenly spaced, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    return values.iloc[np.unique(np.linspace(0, len(values) - 1, max(most, 2)).round().astype(int))]
+
+
+def _figure(metric: str, title: str | None = None) -> go.Figure:
+    base = metric.removeprefix("mean_") if metric not in LABELS else metric
+    name, unit = LABELS.get(base, (metric, ""))
+    name = name if base == metric else f"{name}, mean"
+    heading = title or (f"{name}, {unit}" if unit else name)
+    return go.Figure(layout={"template": theme.LIGHT, "title": {"text": heading}, "height": 360})
+
+
+def _measured(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    return frame[frame[metric].notna()] if metric in frame else frame.iloc[:0].assign(**{metric: []})
+
+
+def _load_order(concurrency: float | None) -> float:
+    return math.inf if concurrency is None or pd.isna(concurrency) else float(concurrency)
+
+
+def _by_load(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    groups = frame.groupby("concurrency", dropna=False, sort=False)
+    return [(load_label(load), group) for load, group in sorted(groups, key=lambda item: _load_order(item[0]))]
+
+
+def _load_axis(figure: go.Figure, frame: pd.DataFrame) -> None:
+    loads = sorted(frame["concurrency"].unique(), key=_load_order)
+    figure.update_xaxes(
+        title="concurrency", type="category", categoryorder="array", categoryarray=[load_label(v) for v in loads]
+    )
+
+
+def _real_time(figure: go.Figure) -> None:
+    """A line at RTF 1. plotly places shapes on a log axis by value, but annotations by its logarithm."""
+    level = 0 if figure.layout.yaxis.type == "log" else 1
+    figure.add_shape(type="line", xref="paper", x0=0, x1=1, y0=1, y1=1, line={"color": theme.GREY, "dash": "dash"})
+    figure.add_annotation(
+        text="real time", xref="paper", x=1, y=level, xanchor="right", yanchor="bottom", showarrow=False, font_size=11
+    )

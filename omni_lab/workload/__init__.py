@@ -1,0 +1,1 @@
+"""What is asked of a pipeline, when, and by whom: data sets, arrivals, clients."""

@@ -1,0 +1,35 @@
+"""The cells of a run and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from omni_lab.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One repeat of one cell."""
+
+    configuration: Experiment
+    concurrency: int | None
+    repeat: int
+
+    @property
+    def key(self) -> tuple[str, int | None, int]:
+        return self.configuration.name, self.concurrency, self.repeat
+
+    @property
+    def label(self) -> str:
+        load = "open" if self.concurrency is None else f"c{self.concurrency}"
+        return f"{self.configuration.name}-{load}-r{self.repeat}"
+
+
+def planned(configurations: Sequence[Experiment]) -> Iterator[Unit]:
+    """All units in order: repeat by repeat, so that a drift of the machine spreads over the configurations."""
+    for repeat in range(max(one.workload.repeats for one in configurations)):
+        for configuration in configurations:
+            if repeat < configuration.workload.repeats:
+                for concurrency in configuration.workload.loads:
+                    yield Unit(configuration, concurrency, repeat)

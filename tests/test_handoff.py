@@ -1,0 +1,130 @@
+"""Hand-off and output path: chunk sizes, whole payloads, order, back-pressure, errors of the builder."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from omni_lab.core import CLIENT, Payload, Sampling
+from omni_lab.engine.output import AsyncOutput, SyncOutput
+from omni_lab.engine.stage import Emission, Sequence
+from omni_lab.pipeline.handoff import ChunkedHandoff, WholeHandoff, chunk_sizes
+
+
+def sequence(name: str = "r") -> Sequence:
+    return Sequence(name, Sampling(), {}, ("code2wav",), {})
+
+
+def frames(owner: Sequence, start: int, count: int = 1, final: bool = False, target: str = "code2wav") -> Emission:
+    codes = torch.arange(start, start + count)[:, None].expand(-1, 16).contiguous()
+    return Emission(owner, target, {"codes": codes} if count else {}, final, "stop" if final else None)
+
+
+def stream(handoff: ChunkedHandoff, total: int) -> list[Payload]:
+    owner = sequence()
+    emissions = [frames(owner, index, final=index == total - 1) for index in range(total)]
+    return [payload for emission in emissions if (payload := handoff.push(emission, 1))]
+
+
+@pytest.mark.parametrize(
+    "initial, steady, ramp, total, sizes",
+    [
+        (4, 25, None, 3, [3]),
+        (4, 25, None, 4, [4]),
+        (4, 25, None, 5, [4, 1]),
+        (4, 25, None, 79, [4, 25, 25, 25]),
+        (4, 25, None, 80, [4, 25, 25, 25, 1]),
+        (4, 25, [4, 8, 16], 60, [4, 8, 16, 25, 7]),
+        (1, 1, None, 3, [1, 1, 1]),
+        (9, 2, None, 14, [9, 2, 2, 1]),
+    ],
+)
+def test_chunks_have_the_sizes_asked_for(initial, steady, ramp, total, sizes) -> None:
+    payloads = stream(ChunkedHandoff("talker", {"code2wav": chunk_sizes(initial, steady, ramp)}), total)
+    assert [len(payload.tensors["codes"]) for payload in payloads] == sizes
+    assert [payload.index for payload in payloads] == list(range(len(sizes)))
+    assert [payload.final for payload in payloads] == [False] * (len(sizes) - 1) + [True]
+    assert torch.cat([payload.tensors["codes"] for payload in payloads])[:, 0].tolist() == list(range(total))
+
+
+def test_a_whole_payload_comes_at_the_end_and_the_client_does_not_wait() -> None:
+    handoff = WholeHandoff("talker", {"code2wav": (4, 25)})
+    (payload,) = stream(handoff, 30)
+    assert payload.final and payload.index == 0 and len(payload.tensors["codes"]) == 30
+    owner = sequence()
+    client = [handoff.push(frames(owner, index, target=CLIENT), 1) for index in range(3)]
+    assert [payload.index for payload in client] == [0, 1, 2]
+
+
+def test_an_end_without_rows_is_a_payload_of_its_own() -> None:
+    handoff, owner = ChunkedHandoff("talker", {"code2wav": (2,)}), sequence()
+    handoff.push(frames(owner, 0), 1)
+    assert handoff.push(frames(owner, 1), 1).tensors["codes"].shape == (2, 16)
+    end = handoff.push(frames(owner, 2, 0, final=True), 1)
+    assert end.final and end.tensors == {} and end.index == 1 and end.finish_reason == "stop"
+    assert not handoff.streams
+
+
+def test_requests_do_not_mix_and_a_dropped_one_is_forgotten() -> None:
+    handoff = ChunkedHandoff("talker", {"code2wav": (2,)})
+    one, two = sequence("one"), sequence("two")
+    assert handoff.push(frames(one, 0), 1) is None and handoff.push(frames(two, 10), 1) is None
+    handoff.drop("one")
+    assert handoff.push(frames(two, 11), 1).tensors["codes"][:, 0].tolist() == [10, 11]
+    assert handoff.push(frames(one, 5), 1) is None
+
+
+@pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
+def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
+    sent: list[Payload] = []
+    path = output(ChunkedHandoff("talker", {"code2wav": (1,)}), lambda emission, payload: sent.append(payload))
+    owner, buffer = sequence(), torch.zeros(1, 16, dtype=torch.int64)
+    for step in range(50):
+        buffer.fill_(step)
+        path.emit([Emission(owner, "code2wav", {"codes": buffer})], step)
+        if output is SyncOutput:
+            sent[-1].tensors = {name: tensor.clone() for name, tensor in sent[-1].tensors.items()}
+    path.drain()
+    assert [payload.tensors["codes"][0, 0].item() for payload in sent] == list(range(50))
+    assert [payload.produced_ns for payload in sent] == list(range(50))
+    path.close()
+
+
+def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -> None:
+    gate, started = threading.Event(), []
+
+    def send(emission: Emission, payload: Payload) -> None:
+        gate.wait()
+
+    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, depth=2)
+    owner = sequence()
+
+    def steps() -> None:
+        for step in range(6):
+            path.emit([frames(owner, step)], step)
+            started.append(step)
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    thread.join(timeout=0.3)
+    assert thread.is_alive() and len(started) <= 3
+    gate.set()
+    thread.join()
+    path.drain()
+    assert started == list(range(6))
+    path.close()
+
+
+def test_an_error_of_the_builder_reaches_the_step_loop() -> None:
+    def send(emission: Emission, payload: Payload) -> None:
+        raise ValueError("no space")
+
+    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send)
+    path.emit([frames(sequence(), 0)], 0)
+    with pytest.raises(ValueError, match="no space"):
+        path.drain()
+    with pytest.raises(ValueError, match="no space"):
+        path.emit([frames(sequence(), 1)], 1)
+    path.close()
