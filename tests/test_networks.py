@@ -11,7 +11,7 @@ import torch
 from omni_lab.engine.kv_cache import KVCache, row_bytes, rows_within
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
 from omni_lab.models.qwen3_omni.decoder import Decoder
-from omni_lab.models.qwen3_omni.mlp import dense, experts, gathered, grouped
+from omni_lab.models.qwen3_omni.mlp import dense, experts, grouped, looped, one_token
 from omni_lab.models.qwen3_omni.talker import Talker
 from omni_lab.models.qwen3_omni.thinker import Thinker
 from omni_lab.models.qwen3_omni.weights import load_weights, read_config
@@ -54,8 +54,8 @@ def talker(nano: Path, config: OmniConfig) -> Talker:
     return network
 
 
-def new_cache(config: DecoderConfig, rows: int, dtype: torch.dtype = torch.float32) -> KVCache:
-    return KVCache(config.layers, rows, config.kv_heads, 64, config.head_dim, dtype)
+def new_cache(config: DecoderConfig, rows: int, dtype: torch.dtype = torch.float32, max_length: int = 64) -> KVCache:
+    return KVCache(config.layers, rows, config.kv_heads, max_length, config.head_dim, dtype)
 
 
 class Prompts:
@@ -235,18 +235,18 @@ def unpack_experts(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("tokens", "count", "top_k"), [(1, 8, 2), (5, 8, 2), (40, 8, 3), (3, 128, 8), (50, 128, 8)])
-def test_three_ways_through_the_experts_agree(tokens: int, count: int, top_k: int) -> None:
+def test_all_ways_through_the_experts_agree(tokens: int, count: int, top_k: int) -> None:
     draw = torch.Generator().manual_seed(tokens)
     x, residual = torch.randn(2, tokens, 32, generator=draw)
-    gate_up = torch.randn(count, 48, 32, generator=draw) / 6
+    gate_up = torch.randn(count, 32, 48, generator=draw) / 6
     down = torch.randn(count, 24, 32, generator=draw) / 5
     weights, chosen = torch.randn(tokens, count, generator=draw).softmax(-1).topk(top_k)
     expected = residual.clone()
     for token in range(tokens):
         for weight, index in zip(weights[token], chosen[token], strict=True):
-            gate, up = (gate_up[index] @ x[token]).chunk(2)
+            gate, up = (x[token] @ gate_up[index]).chunk(2)
             expected[token] += weight * ((torch.nn.functional.silu(gate) * up) @ down[index])
-    ways = [dense, grouped, experts] + [gathered] * (tokens == 1)
+    ways = [dense, grouped, looped, experts] + [one_token] * (tokens == 1)
     for way in ways:
         torch.testing.assert_close(way(x, residual, weights, chosen, gate_up, down), expected, atol=1e-5, rtol=1e-5)
 
@@ -374,3 +374,53 @@ def test_cache_budget() -> None:
     assert row_bytes(*shape) == KVCache(4, 1, 2, 100, 32, torch.bfloat16).data.nbytes == 102400
     assert rows_within(3 * 102400 + 102399, *shape) == 3
     assert rows_within(102399, *shape) == 0
+
+
+BATCHES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 31)
+
+
+def test_a_decoded_row_is_the_same_to_the_bit_in_any_batch(thinker: Thinker, talker: Talker) -> None:
+    """Whatever is beside it, and however many positions the longest neighbour has."""
+    most = max(BATCHES) + 1
+    draw = torch.Generator().manual_seed(9)
+    ids = torch.randint(0, 900, (most,), generator=draw)
+    hidden, text = torch.randn(2, most, talker.config.text.hidden_size, generator=draw)
+    codes = torch.randint(0, 256, (most,), generator=draw)
+
+    def steps(rows: int, end: int) -> list[torch.Tensor]:
+        text_cache, codec_cache = (
+            new_cache(config, most, max_length=128) for config in (thinker.config, talker.config.text)
+        )
+        tokens, states, firsts, outputs = ids[:rows], hidden[:rows], codes[:rows], []
+        for step in range(5):
+            where = torch.full((rows,), float(step)), torch.full((rows,), step)
+            logits = thinker.decode(tokens, *where, text_cache, end)
+            frame, states, codec_logits = talker.frame(
+                states, firsts, text[:rows], *where, codec_cache, end, lambda scores, group: scores.argmax(-1)
+            )
+            tokens, firsts = logits.argmax(-1), codec_logits.argmax(-1) % 256
+            outputs += [logits, frame, states, codec_logits]
+        return outputs
+
+    together = steps(most, 100)
+    for rows in BATCHES:
+        for alone, among in zip(steps(rows, 5 + rows), together, strict=True):
+            assert torch.equal(alone, among[:rows]), rows
+
+
+def test_a_prompt_is_read_the_same_to_the_bit_beside_any_other(thinker: Thinker) -> None:
+    draw = torch.Generator().manual_seed(10)
+    prompts = [torch.randint(0, 900, (length,), generator=draw) for length in (9, 33, 64, 7, 250, 500)]
+
+    def logits(chosen: list[int]) -> torch.Tensor:
+        lengths = [len(prompts[index]) for index in chosen]
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        spans = [(row, end - length, end) for row, (end, length) in enumerate(zip(ends, lengths, strict=True))]
+        positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
+        embeds = thinker.embed(torch.cat([prompts[index] for index in chosen]))
+        return thinker.prefill(embeds, positions, spans, new_cache(thinker.config, 6, max_length=512))[0]
+
+    together = logits(list(range(6)))
+    for index in range(6):
+        assert torch.equal(logits([index])[0], together[index]), index
+    assert torch.equal(logits([3, 0, 4]), together[[3, 0, 4]])

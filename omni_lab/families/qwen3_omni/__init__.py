@@ -13,6 +13,7 @@ from omni_lab.engine.kv_cache import KVCache, rows_within
 from omni_lab.engine.stage import Stage
 from omni_lab.families.plan import StagePlan
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
+from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW
 from omni_lab.models.qwen3_omni.weights import load_weights, read_config
 
 STAGED = PipelineSpec(
@@ -106,7 +107,7 @@ def _facts(slots: dict[str, torch.Tensor], rows: int) -> dict[str, int]:
 
 def _cache(plan: StagePlan, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> tuple[KVCache, int]:
     """As many rows of `max_length` positions as the stage may batch and its memory budget pays for."""
-    shape = (config.kv_heads, plan.max_length, config.head_dim)
+    shape = (config.kv_heads, plan.max_length + -plan.max_length % INVARIANT_WINDOW, config.head_dim)
     rows = min(plan.rows, rows_within(plan.cache_bytes, config.layers, *shape, dtype))
     if rows < 1:
         raise PipelineError(

@@ -51,8 +51,8 @@ class Code2WavStage:
         samples = dict.fromkeys((sequence.request_id for sequence in batch), torch.zeros(0))
         if decoding:
             windows = [self._window(sequence, chunk.tensors["codes"]) for sequence, chunk in decoding]
-            waves = self._decode([codes for codes, _ in windows])
-            for (sequence, _), (_, new), wave in zip(decoding, windows, waves, strict=True):
+            waves = self._decode(windows)
+            for (sequence, _), (_, _, new), wave in zip(decoding, windows, waves, strict=True):
                 samples[sequence.request_id] = wave[new]
         emissions = []
         for sequence, chunk in zip(batch, chunks, strict=True):
@@ -67,20 +67,21 @@ class Code2WavStage:
     def close(self, sequence: Sequence) -> None:
         sequence.state = None
 
-    def _window(self, sequence: Sequence, codes: torch.Tensor) -> tuple[torch.Tensor, slice]:
-        """Context and new frames [T, 16] of a chunk, and which samples of their decode are new."""
+    def _window(self, sequence: Sequence, codes: torch.Tensor) -> tuple[torch.Tensor, int, slice]:
+        """Context and new frames [T, 16] of a chunk, where they begin, and which samples of their decode are new."""
         state, network = sequence.state, self.network
         cut = window(state.done, len(codes), self.left_context, network.samples_per_frame, network.tail)
         frames = codes if state.context is None else torch.cat([state.context, codes])
         frames = frames[cut.start - cut.stop :]
         state.context = frames[-self.left_context :]
         state.done = cut.stop
-        return frames, cut.samples
+        return frames, cut.start, cut.samples
 
-    def _decode(self, windows: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _decode(self, windows: list[tuple[torch.Tensor, int, slice]]) -> list[torch.Tensor]:
         """Waveforms on the host, one for each window; what padding made behind a window's end is cut off later."""
-        longest = max(len(frames) for frames in windows)
+        longest = max(len(frames) for frames, _, _ in windows)
         padded = torch.zeros(len(windows), longest, self.network.config.quantizers, dtype=torch.int64)
-        for row, frames in zip(padded, windows, strict=True):
+        for row, (frames, _, _) in zip(padded, windows, strict=True):
             row[: len(frames)] = frames
-        return list(self.network.decode(padded.transpose(1, 2).to(self.device)).cpu())
+        starts = torch.tensor([start for _, start, _ in windows], device=self.device)
+        return list(self.network.decode(padded.transpose(1, 2).to(self.device), starts).cpu())

@@ -55,7 +55,7 @@ class TalkerStage:
         )
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.hidden = torch.zeros(rows, config.text.hidden_size, dtype=network.tts_pad.dtype, device=device)
-        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, device=device)  # not whole between the frames of a clip
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def open(self, sequence: Sequence) -> None:
@@ -114,7 +114,7 @@ class TalkerStage:
         for sequence, (row, first, last) in zip(spoken, spans, strict=True):
             self.sampler.assign(row, sequence.sampling)
             self.lengths[row] = last - first
-            self.positions[row] = int(sequence.state.prompt["positions"].max()) + 1
+            self.positions[row] = sequence.state.prompt["positions"].max() + 1
             sequence.state.prompt = {}
         for sequence, hidden_row, logits_row in zip(spoken, hidden, logits, strict=True):
             row = slice(sequence.row, sequence.row + 1)

@@ -56,7 +56,7 @@ class ThinkerStage:
         self.device = device
         self.sampler = Sampler(rows, config.thinker.text.vocab_size, config.im_end, max_length, device=device)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, device=device)  # not whole between the frames of a clip
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def open(self, sequence: Sequence) -> None:
@@ -103,7 +103,7 @@ class ThinkerStage:
         for sequence, prompt, (row, first, last) in zip(batch, prompts, spans, strict=True):
             self.sampler.assign(row, sequence.sampling, prompt["input_ids"])
             self.lengths[row] = last - first
-            self.positions[row] = int(prompt["positions"].max()) + 1
+            self.positions[row] = prompt["positions"].max() + 1
         rows = slice(batch[0].row, batch[0].row + len(batch))
         tokens = self.sampler.pick(logits, rows.start)
         self._commit(rows, tokens)

@@ -124,14 +124,16 @@ class Code2Wav(nn.Module):
             index = (index - reach) // ratio
         return self.config.layers * (self.config.sliding_window - 1) - index
 
-    def decode(self, codes: Tensor) -> Tensor:
+    def decode(self, codes: Tensor, starts: Tensor | None = None) -> Tensor:
         """codes [B, 16, T] int64 -> samples [B, samples_per_frame * T - tail] float32 in [-1, 1].
 
-        A prefix of the frames gives a prefix of the samples, so rows of unequal length can be padded on the right
-        and cut afterwards.
+        `starts` [B] are the positions of the first frames in their streams (0 if not given). Attention sees only
+        distances, so they change nothing but rounding: with them a chunk rounds as the full decode does. A prefix
+        of the frames gives a prefix of the samples, so rows of unequal length can be padded on the right and cut
+        afterwards.
         """
         hidden = self.code_embedding(codes + self.offsets).mean(1)
-        hidden = self.pre_transformer(hidden)
+        hidden = self.pre_transformer(hidden, starts)
         for upsample, convnext in self.upsample:
             hidden = convnext(upsample(hidden))
         first, *blocks, snake, last = self.decoder
@@ -154,9 +156,10 @@ class PreTransformer(nn.Module):
         exponent = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32, device=self.norm.weight.device)
         self.frequencies = 1.0 / self.config.rope_theta ** (exponent / self.config.head_dim)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, starts: Tensor | None) -> Tensor:
         positions = torch.arange(hidden.shape[1], device=hidden.device)
-        angles = (positions[:, None].float() * self.frequencies).repeat(1, 2)[:, None]
+        streams = positions[None] if starts is None else positions + starts[:, None]
+        angles = (streams[..., None].float() * self.frequencies).repeat(1, 1, 2)[:, :, None]
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         mask = None
         if hidden.shape[1] > self.config.sliding_window:

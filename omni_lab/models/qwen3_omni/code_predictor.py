@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder
+from omni_lab.models.qwen3_omni.invariance import at_least
 
 Pick = Callable[[torch.Tensor, int], torch.Tensor]
 """(logits [B, Vc], group 1..15) -> chosen codes [B] int64."""
@@ -49,13 +50,15 @@ class CodePredictor:
     def predict(self, hidden: torch.Tensor, embed0: torch.Tensor, pick: Pick) -> tuple[torch.Tensor, torch.Tensor]:
         """Talker's hidden states and embeddings of its codes [B, H] -> (residual codes [B, 15] int64, sum of the 16
         codes' embeddings [B, H])."""
+        rows = hidden.shape[0]
+        hidden = at_least(hidden)
         steps = self._steps(hidden.shape[0])
         self._step(hidden, steps[0])
-        x = self._step(embed0, steps[1])
-        codes = [pick(F.linear(self.decoder.norm(x), self.head[0]), 1)]
+        x = self._step(at_least(embed0), steps[1])
+        codes = [pick(F.linear(self.decoder.norm(x), self.head[0])[:rows], 1)]
         for group in range(2, self.groups):
-            x = self._step(self.embedding[group - 2].index_select(0, codes[-1]), steps[group])
-            codes.append(pick(F.linear(self.decoder.norm(x), self.head[group - 1]), group))
+            x = self._step(at_least(self.embedding[group - 2].index_select(0, codes[-1])), steps[group])
+            codes.append(pick(F.linear(self.decoder.norm(x), self.head[group - 1])[:rows], group))
         residual = torch.stack(codes, 1)
         embeds = F.embedding(residual + self.offsets, self.embedding.view(-1, embed0.shape[1]))
         return residual, embeds.sum(1).add_(embed0)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
+from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW, at_least
 from omni_lab.models.qwen3_omni.mlp import DenseMLP, ExpertMLP
 
 Span = tuple[int, int, int]
@@ -79,18 +80,22 @@ class Decoder:
         """One token for each of rows 0..B-1: inputs [B, H] at rotary positions [B] -> normed hidden states [B, H].
 
         Row b writes its keys and values at position lengths[b] and attends to 0..lengths[b]; `end` bounds the
-        positions that are read. A pure function of tensors for given B and `end`.
+        positions that are read; the cache has a multiple of INVARIANT_WINDOW of them. A pure function of tensors
+        for given B and `end`.
         """
+        rows = x.shape[0]
+        end += -end % INVARIANT_WINDOW
         rotation = self.rotary.matrices(positions)
         lines = cache.lines_at(lengths)
-        keys, values = cache.window(x.shape[0], end)
+        keys, values = cache.window(rows, end)
         mask = self._mask(lengths, end)
+        x = at_least(x)
         for layer, target, seen_keys, seen_values in zip(self.layers, cache.lines, keys, values, strict=True):
             qk, value = layer.project(x)
-            query, key = torch.bmm(qk, rotation).split(layer.sizes, 1)
-            target.index_copy_(0, lines, torch.cat((key, value), 1).view(-1, layer.head_dim))
-            x = layer.finish(x, layer.attend(query, seen_keys, seen_values, mask))
-        return self.norm(x)
+            query, key = torch.bmm(qk[:rows], rotation).split(layer.sizes, 1)
+            target.index_copy_(0, lines, torch.cat((key, value[:rows]), 1).view(-1, layer.head_dim))
+            x = layer.finish(x, at_least(layer.attend(query, seen_keys, seen_values, mask)), alone=rows == 1)
+        return self.norm(x)[:rows]
 
     def _mask(self, lengths: torch.Tensor, end: int) -> torch.Tensor:
         """Additive mask [B * kv_heads, 1, end]: 0 up to and at lengths[b], -inf beyond."""
@@ -101,7 +106,10 @@ class Decoder:
 
 
 class Layer:
-    """Weights and arithmetic of one decoder layer; tokens are rows [N, H], whatever sequence they belong to."""
+    """Weights and arithmetic of one decoder layer; tokens are rows [N, H], whatever sequence they belong to.
+
+    Weights lie as [inputs, outputs], the layout in which products of few rows are fastest on the CPU.
+    """
 
     def __init__(self, config: DecoderConfig, index: int, dtype: torch.dtype, device: torch.device | str) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -109,20 +117,17 @@ class Layer:
         self.value_head = config.heads + config.kv_heads
         self.sizes = (config.heads, config.kv_heads)
         self.input_norm = RMSNorm((hidden,), eps, device)
-        self.qkv = torch.empty(
-            (self.value_head + config.kv_heads) * config.head_dim, hidden, dtype=dtype, device=device
-        )
-        self.qkv_t = self.qkv.t()
+        outputs = (self.value_head + config.kv_heads) * config.head_dim
+        self.qkv = torch.empty(hidden, outputs, dtype=dtype, device=device)
         self.qk_norm = RMSNorm((2, config.head_dim), eps, device)
-        self.out = torch.empty(hidden, config.heads * config.head_dim, dtype=dtype, device=device)
-        self.out_t = self.out.t()
+        self.out = torch.empty(config.heads * config.head_dim, hidden, dtype=dtype, device=device)
         self.mlp_norm = RMSNorm((hidden,), eps, device)
         dense = not config.experts or index in config.dense_layers
         self.mlp = DenseMLP(config, dtype, device) if dense else ExpertMLP(config, dtype, device)
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
         sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
-        query, key, value = self.qkv.split(sizes)
+        query, key, value = self.qkv.t().split(sizes)
         return {
             f"{prefix}input_layernorm.weight": self.input_norm.weight,
             f"{prefix}self_attn.q_proj.weight": query,
@@ -130,7 +135,7 @@ class Layer:
             f"{prefix}self_attn.v_proj.weight": value,
             f"{prefix}self_attn.q_norm.weight": self.qk_norm.weight[0],
             f"{prefix}self_attn.k_norm.weight": self.qk_norm.weight[1],
-            f"{prefix}self_attn.o_proj.weight": self.out,
+            f"{prefix}self_attn.o_proj.weight": self.out.t(),
             f"{prefix}post_attention_layernorm.weight": self.mlp_norm.weight,
         } | self.mlp.slots(f"{prefix}mlp.")
 
@@ -142,7 +147,7 @@ class Layer:
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys [N, heads + kv_heads, hd], normed but not yet rotated, and values [N, kv_heads, hd]."""
-        qkv = torch.mm(self.input_norm(x), self.qkv_t).view(x.shape[0], -1, self.head_dim)
+        qkv = torch.mm(self.input_norm(x), self.qkv).view(x.shape[0], -1, self.head_dim)
         return self.qk_norm(qkv[:, : self.value_head]), qkv[:, self.value_head :]
 
     def attend(
@@ -172,10 +177,10 @@ class Layer:
             attended[start:stop] = result[0].transpose(0, 1)
         return attended.view(qk.shape[0], -1)
 
-    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Output projection and MLP, each with its residual."""
-        x = torch.addmm(x, attended, self.out_t)
-        return self.mlp(self.mlp_norm(x), x)
+    def finish(self, x: torch.Tensor, attended: torch.Tensor, alone: bool = False) -> torch.Tensor:
+        """Output projection and MLP, each with its residual. `alone` says that all rows are copies of one token."""
+        x = torch.addmm(x, attended, self.out)
+        return self.mlp(self.mlp_norm(x), x, alone)
 
 
 class RMSNorm:

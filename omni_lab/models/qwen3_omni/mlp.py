@@ -1,7 +1,4 @@
-"""The MLP of a decoder layer: one dense SwiGLU network, or the few chosen of many such experts.
-
-Experts can be applied in three ways that give the same sum; sizes that are known statically choose between them.
-"""
+"""The MLP of a decoder layer: one dense SwiGLU network, or the few chosen of many such experts."""
 
 from __future__ import annotations
 
@@ -10,31 +7,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
+from omni_lab.models.qwen3_omni.invariance import at_least
 
-DENSE_TOKENS = 6
 DENSE_EXPERTS = 16
-"""Up to these sizes the work on experts that were not chosen costs no more than sorting. A compiled step always
-takes this way if there are few experts: it fuses well, and tracing `_grouped_mm` needs bfloat16."""
+"""A compiled step takes the dense way if there are few experts: it fuses well, and tracing `_grouped_mm` needs
+bfloat16."""
 
 
 class DenseMLP:
     """down(silu(gate x) * up x)."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> None:
-        self.gate_up = torch.empty(2 * config.intermediate_size, config.hidden_size, dtype=dtype, device=device)
-        self.down = torch.empty(config.hidden_size, config.intermediate_size, dtype=dtype, device=device)
-        self.gate_up_t, self.down_t = self.gate_up.t(), self.down.t()
+        self.gate_up = torch.empty(config.hidden_size, 2 * config.intermediate_size, dtype=dtype, device=device)
+        self.down = torch.empty(config.intermediate_size, config.hidden_size, dtype=dtype, device=device)
 
     def slots(self, prefix: str) -> dict[str, Tensor]:
-        gate, up = self.gate_up.chunk(2)
+        gate, up = self.gate_up.t().chunk(2)
         return {
             f"{prefix}gate_proj.weight": gate,
             f"{prefix}up_proj.weight": up,
-            f"{prefix}down_proj.weight": self.down,
+            f"{prefix}down_proj.weight": self.down.t(),
         }
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        return torch.addmm(residual, swiglu(torch.mm(x, self.gate_up_t)), self.down_t)
+    def __call__(self, x: Tensor, residual: Tensor, alone: bool = False) -> Tensor:
+        return torch.addmm(residual, swiglu(torch.mm(x, self.gate_up)), self.down)
 
 
 class ExpertMLP:
@@ -47,17 +43,16 @@ class ExpertMLP:
         hidden, count, size, shared = config.hidden_size, config.experts, config.expert_size, config.shared_expert_size
         self.top_k, self.norm_topk = config.experts_per_token, config.norm_topk
         self.sizes = [count, 1, 2 * shared] if shared else [count]
-        self.front = torch.empty(sum(self.sizes), hidden, dtype=dtype, device=device)
-        self.front_t = self.front.t()
-        self.gate_up = torch.empty(count, 2 * size, hidden, dtype=dtype, device=device)
+        self.front = torch.empty(hidden, sum(self.sizes), dtype=dtype, device=device)
+        self.gate_up = torch.empty(count, hidden, 2 * size, dtype=dtype, device=device)
         self.down = torch.empty(count, size, hidden, dtype=dtype, device=device)
         self.shared_down = torch.empty(shared, hidden, dtype=dtype, device=device)
 
     def slots(self, prefix: str) -> dict[str, Tensor]:
-        rows = self.front.split(self.sizes)
+        rows = self.front.t().split(self.sizes)
         slots = {f"{prefix}gate.weight": rows[0]}
         for index in range(self.gate_up.shape[0]):
-            gate, up = self.gate_up[index].chunk(2)
+            gate, up = self.gate_up[index].t().chunk(2)
             slots[f"{prefix}experts.{index}.gate_proj.weight"] = gate
             slots[f"{prefix}experts.{index}.up_proj.weight"] = up
             slots[f"{prefix}experts.{index}.down_proj.weight"] = self.down[index].t()
@@ -69,12 +64,14 @@ class ExpertMLP:
             slots[f"{prefix}shared_expert.down_proj.weight"] = self.shared_down.t()
         return slots
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        logits, *shared = torch.mm(x, self.front_t).split(self.sizes, -1)
+    def __call__(self, x: Tensor, residual: Tensor, alone: bool = False) -> Tensor:
+        logits, *shared = torch.mm(x, self.front).split(self.sizes, -1)
         if shared:
             gate, gate_up = shared
             residual = torch.addmm(residual, swiglu(gate_up).mul_(gate.sigmoid_()), self.shared_down)
         weights, chosen = self.route(logits)
+        if alone and x.device.type == "cpu" and not torch.compiler.is_compiling():
+            return one_token(x, residual, weights, chosen, self.gate_up, self.down)
         return experts(x, residual, weights, chosen, self.gate_up, self.down)
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,38 +86,52 @@ class ExpertMLP:
 def experts(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """residual + sum over each token's chosen experts of weight * down(silu(gate x) * up x).
 
-    Tokens x and residual [N, H], weights and chosen expert ids [N, k], gate_up [E, 2I, H], down [E, I, H].
+    Tokens x and residual [N, H], weights and chosen expert ids [N, k], gate_up [E, H, 2I], down [E, I, H].
     """
-    if x.shape[0] == 1:
-        return gathered(x, residual, weights, chosen, gate_up, down)
-    few = x.shape[0] <= DENSE_TOKENS or torch.compiler.is_compiling()
-    if few and gate_up.shape[0] <= DENSE_EXPERTS:
+    if torch.compiler.is_compiling() and gate_up.shape[0] <= DENSE_EXPERTS:
         return dense(x, residual, weights, chosen, gate_up, down)
-    return grouped(x, residual, weights, chosen, gate_up, down)
+    return (looped if x.device.type == "cpu" else grouped)(x, residual, weights, chosen, gate_up, down)
 
 
-def gathered(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """One token: copy the weights of its experts together and multiply once."""
-    ids = chosen.view(-1)
-    hidden = swiglu(torch.matmul(gate_up.index_select(0, ids), x[0])).mul_(weights.view(-1, 1))
-    return torch.addmm(residual, hidden.view(1, -1), down.index_select(0, ids).view(-1, x.shape[1]))
+def looped(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Expert by expert on the CPU: reads the weights of chosen experts only, and no row depends on its neighbours."""
+    top_k = chosen.shape[1]
+    pairs = chosen.view(-1)
+    order = pairs.argsort(stable=True)
+    rows = x.index_select(0, order // top_k)
+    results = torch.empty_like(rows)
+    start = 0
+    for expert, size in enumerate(torch.bincount(pairs).tolist()):
+        if size:
+            part = at_least(rows[start : start + size])
+            hidden = swiglu(torch.mm(part, gate_up[expert]))
+            results[start : start + size] = torch.mm(hidden, down[expert])[:size]
+            start += size
+    results = torch.empty_like(results).index_copy_(0, order, results).view(-1, top_k, x.shape[1])
+    return torch.baddbmm(residual.unsqueeze(1), weights.unsqueeze(1), results).squeeze(1)
+
+
+def one_token(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """As `looped` when all rows are copies of one token: its experts one after the other, nothing to sort."""
+    outputs = [torch.mm(swiglu(torch.mm(x, gate_up[expert])), down[expert])[0] for expert in chosen[0].tolist()]
+    result = torch.baddbmm(residual[:1, None], weights[:1, None], torch.stack(outputs)[None]).squeeze(1)
+    return result.expand_as(x).contiguous()
 
 
 def dense(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Few tokens and few experts: every expert for every token; those that were not chosen weigh 0."""
-    count, size, width = down.shape
-    spread = torch.zeros(x.shape[0], count, dtype=x.dtype, device=x.device).scatter_(1, chosen, weights)
-    hidden = swiglu(F.linear(x, gate_up.view(-1, width)).view(-1, count, 2 * size)).mul_(spread.unsqueeze(-1))
-    return torch.addmm(residual, hidden.view(-1, count * size), down.view(-1, width))
+    """Every expert for every token; those that were not chosen weigh 0."""
+    spread = torch.zeros(x.shape[0], down.shape[0], dtype=x.dtype, device=x.device).scatter_(1, chosen, weights)
+    hidden = swiglu(torch.matmul(x, gate_up).transpose(0, 1)).mul_(spread.unsqueeze(-1))
+    return torch.addmm(residual, hidden.flatten(1), down.flatten(0, 1))
 
 
 def grouped(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Many tokens: sort (token, expert) pairs by expert and multiply group by group."""
+    """Sort (token, expert) pairs by expert and multiply group by group, without asking the device for sizes."""
     top_k = chosen.shape[1]
     ids, order = chosen.view(-1).sort(stable=True)
     ends = torch.searchsorted(ids, torch.arange(gate_up.shape[0], device=x.device), right=True, out_int32=True)
     rows = x.index_select(0, order // top_k)
-    hidden = swiglu(torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
+    hidden = swiglu(torch._grouped_mm(rows, gate_up, offs=ends))
     results = torch._grouped_mm(hidden, down, offs=ends)
     results = torch.empty_like(results).index_copy_(0, order, results).view(-1, top_k, x.shape[1])
     return torch.baddbmm(residual.unsqueeze(1), weights.unsqueeze(1), results).squeeze(1)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from omni_lab.models.qwen3_omni.code_predictor import CodePredictor, Pick
 from omni_lab.models.qwen3_omni.config import TalkerConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder, Span
+from omni_lab.models.qwen3_omni.invariance import at_least, project
 
 SPECIAL_CODES = 1024
 """The last ids of the Talker's vocabulary are control codes, never sampled except the end code."""
@@ -106,7 +107,7 @@ class Talker:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Packed prompts [N, Ht] at positions [3, N] -> (hidden states [S, Ht], logits [S, Vt]) after each span."""
         hidden, _ = self.decoder.prefill(embeds, positions, spans, cache)
-        return hidden, F.linear(hidden, self.head)
+        return hidden, project(hidden, self.head)
 
     @torch.inference_mode()
     def frame(
@@ -128,7 +129,7 @@ class Talker:
         """
         residual, embeds = self.predictor.predict(hidden, self.codec_embedding.index_select(0, codes0), pick)
         hidden = self.decoder.decode(embeds.add_(text), positions, lengths, cache, end)
-        return torch.cat((codes0.unsqueeze(1), residual), 1), hidden, F.linear(hidden, self.head)
+        return torch.cat((codes0.unsqueeze(1), residual), 1), hidden, project(hidden, self.head)
 
 
 class Projection:
@@ -149,4 +150,5 @@ class Projection:
         }
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.silu(F.linear(x, self.fc1, self.bias1)), self.fc2, self.bias2)
+        hidden = F.silu(F.linear(at_least(x), self.fc1, self.bias1))
+        return F.linear(hidden, self.fc2, self.bias2)[: x.shape[0]]

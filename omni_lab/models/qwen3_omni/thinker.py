@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder, Span
+from omni_lab.models.qwen3_omni.invariance import project
 
 
 class Thinker:
@@ -51,7 +51,7 @@ class Thinker:
         `capture` is an index into transformers' tuple of hidden states, see `Decoder.prefill`.
         """
         hidden, captured = self.decoder.prefill(embeds, positions, spans, cache, capture, deepstack)
-        return F.linear(hidden, self.head), captured
+        return project(hidden, self.head), captured
 
     @torch.inference_mode()
     def decode(
@@ -59,4 +59,4 @@ class Thinker:
     ) -> torch.Tensor:
         """One token for each of cache rows 0..B-1 -> logits [B, V], see `Decoder.decode`."""
         hidden = self.decoder.decode(self.embedding.index_select(0, ids), positions, lengths, cache, end)
-        return F.linear(hidden, self.head)
+        return project(hidden, self.head)

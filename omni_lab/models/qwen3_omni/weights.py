@@ -111,7 +111,7 @@ def _listed(names: list[str]) -> str:
 def _copy(file: Path, slots: dict[str, torch.Tensor]) -> int:
     """Copy one file's tensors in slices of rows, with a fresh mapping for every MAPPED_BYTES."""
     count = 0
-    work = _slices(file, slots)
+    work = _slices(slots)
     part = next(work, None)
     while part is not None:
         mapped = 0
@@ -127,7 +127,7 @@ def _copy(file: Path, slots: dict[str, torch.Tensor]) -> int:
     return count
 
 
-def _slices(file: Path, slots: dict[str, torch.Tensor]) -> Iterator[tuple[str, int, int]]:
+def _slices(slots: dict[str, torch.Tensor]) -> Iterator[tuple[str, int, int]]:
     """(name, first row, last row + 1) of pieces of about SLICE_BYTES."""
     for name in sorted(slots):
         slot = slots[name]
