@@ -17,9 +17,9 @@ depends on the length, and with it the order of a sum."""
 
 
 def at_least(x: torch.Tensor) -> torch.Tensor:
-    """`x` with at least INVARIANT_ROWS rows: what is missing are copies of row 0."""
+    """`x` with at least INVARIANT_ROWS rows: what is missing are copies of row 0 (if there is one)."""
     missing = INVARIANT_ROWS - x.shape[0]
-    return x if missing <= 0 else torch.cat((x, x[:1].expand(missing, *x.shape[1:])))
+    return x if missing <= 0 or missing == INVARIANT_ROWS else torch.cat((x, x[:1].expand(missing, *x.shape[1:])))
 
 
 def project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
