@@ -266,11 +266,11 @@ def test_talker_frames_equal_generate(talker: Talker, reference: Any) -> None:
     spans = [(row, ends[row] - int(lengths[row]), ends[row]) for row in range(rows)]
     positions = torch.cat([torch.arange(int(length)) for length in lengths]).expand(3, -1)
     hidden, logits = talker.prefill(torch.cat(prompts), positions, spans, cache)
-    seen = torch.zeros(rows, talker.config.text.vocab_size, dtype=torch.bool)
+    seen = torch.zeros(rows, len(talker.speakable), dtype=torch.bool)
     actual = []
     for frame in range(frames):
         scores = torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-        codes0 = scores.masked_fill(talker.suppressed, -torch.inf).argmax(-1)
+        codes0 = scores.argmax(-1)
         seen[torch.arange(rows), codes0] = True
         text = torch.stack([rest[frame] if frame < len(rest) else talker.tts_pad for rest in texts])
         at = lengths + frame
@@ -299,7 +299,7 @@ def generate_codes(
         max_new_tokens=frames + 1,
         do_sample=False,
         repetition_penalty=penalty,
-        suppress_tokens=talker.suppressed.nonzero().flatten().tolist(),
+        suppress_tokens=sorted(set(range(talker.config.text.vocab_size)) - set(talker.speakable.tolist())),
         eos_token_id=talker.config.codec_eos,
         output_hidden_states=True,
         return_dict_in_generate=True,
@@ -363,10 +363,10 @@ def test_projections_and_assistant_rows(talker: Talker, reference: Any) -> None:
     close(torch.stack((talker.tts_pad, talker.tts_eos)), text(config.tts_pad, config.tts_eos))
 
 
-def test_suppressed_codes(talker: Talker) -> None:
-    vocabulary = talker.config.text.vocab_size
-    allowed = (~talker.suppressed).nonzero().flatten().tolist()
-    assert allowed == [*range(vocabulary - 1024), talker.config.codec_eos]
+def test_speakable_codes(talker: Talker) -> None:
+    vocabulary, end = talker.config.text.vocab_size, talker.config.codec_eos
+    assert talker.speakable.tolist() == [*range(vocabulary - 1024), end]
+    assert talker.stop_code == vocabulary - 1024
 
 
 def test_cache_budget() -> None:

@@ -8,14 +8,13 @@ from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from omni_lab.core import Sampling
-from omni_lab.engine.sampler import Sampler, draw
+from omni_lab.engine.sampler import Sampler, draw, draw_residual
 
 VOCABULARY = 50
 
@@ -25,13 +24,13 @@ def run(sampler: Sampler, rows: list[int], logits: torch.Tensor) -> list[list[in
     picked = []
     for step in logits:
         tokens = sampler.pick(step)
-        sampler.commit(slice(0, len(step)), tokens)
+        sampler.commit(list(range(len(step))), tokens)
         picked.append(tokens.tolist())
     return [[tokens[row] for tokens in picked] for row in rows]
 
 
-def sampler_for(samplings: list[Sampling], suppressed: torch.Tensor | None = None) -> Sampler:
-    sampler = Sampler(len(samplings), VOCABULARY, stop_token=3, max_tokens=64, suppressed=suppressed)
+def sampler_for(samplings: list[Sampling]) -> Sampler:
+    sampler = Sampler(len(samplings), VOCABULARY, stop_token=3, max_tokens=64)
     for row, sampling in enumerate(samplings):
         sampler.assign(row, sampling)
     return sampler
@@ -40,15 +39,12 @@ def sampler_for(samplings: list[Sampling], suppressed: torch.Tensor | None = Non
 def test_greedy_with_all_filters_equals_transformers() -> None:
     torch.manual_seed(0)
     logits = torch.randn(40, 1, VOCABULARY) * 3
-    suppressed = torch.zeros(VOCABULARY, dtype=torch.bool)
-    suppressed[40:] = True
     sampling = Sampling(repetition_penalty=1.3, min_tokens=30, max_tokens=64)
-    (ours,) = run(sampler_for([sampling], suppressed), [0], logits)
+    (ours,) = run(sampler_for([sampling]), [0], logits.clone())
     processors = LogitsProcessorList(
         [
             RepetitionPenaltyLogitsProcessor(1.3),
             MinNewTokensLengthLogitsProcessor(0, 30, 3),
-            SuppressTokensLogitsProcessor(list(range(40, VOCABULARY))),
         ]
     )
     ids = torch.zeros(1, 0, dtype=torch.int64)
@@ -110,7 +106,7 @@ def test_rows_that_do_not_take_part_keep_their_draws() -> None:
     alone = run(sampler_for([samplings[1]]), [0], logits[5:, 1:])
     sampler = sampler_for(samplings)
     for step in logits[:5]:
-        sampler.commit(torch.tensor([0]), sampler.pick(step)[:1])
+        sampler.commit([0], sampler.pick(step)[:1])
     assert run(sampler, [1], logits[5:]) == alone
 
 
@@ -125,10 +121,9 @@ def test_residual_codes_draw_from_the_frame_they_belong_to() -> None:
         out = []
         for step in logits:
             tokens = sampler.pick(step.expand(1 + extra_rows, -1))
-            sampler.commit(slice(0, 1 + extra_rows), tokens)
-            residual = [
-                sampler.pick_residual(step.expand(1 + extra_rows, -1), group, 50, 0.8)[0].item() for group in (1, 2, 15)
-            ]
+            sampler.commit(list(range(1 + extra_rows)), tokens)
+            pick = sampler.residual(1 + extra_rows, 50, 0.8)
+            residual = [pick(step.expand(1 + extra_rows, -1), group)[0].item() for group in (1, 2, 15)]
             out.append([tokens[0].item(), *residual])
         return out
 
@@ -141,5 +136,15 @@ def test_greedy_rows_stay_greedy_beside_sampled_ones() -> None:
     sampler = Sampler(2, VOCABULARY, stop_token=3, max_tokens=8, columns=16)
     sampler.assign(0, Sampling(max_tokens=8))
     sampler.assign(1, Sampling(temperature=2.0, seed=1, max_tokens=8))
-    sampler.commit(slice(0, 2), sampler.pick(logits))
-    assert sampler.pick_residual(logits, 3, 50, 0.8)[0] == logits[0].argmax()
+    sampler.commit([0, 1], sampler.pick(logits))
+    assert sampler.residual(2, 50, 0.8)(logits, 3)[0] == logits[0].argmax()
+
+
+@pytest.mark.parametrize("top_k, top_p", [(50, 0.8), (5, 0.6), (8, 0.99)])
+def test_residual_draws_are_those_of_draw(top_k: int, top_p: float) -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(2000, VOCABULARY) * 2
+    uniform = torch.rand(2000)
+    columns = torch.ones(2000, 1), torch.full((2000, 1), top_k), torch.full((2000, 1), top_p)
+    expected = draw(logits, *columns, uniform)
+    assert torch.equal(draw_residual(logits, top_k, top_p, uniform[:, None].double()), expected)

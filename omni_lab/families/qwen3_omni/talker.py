@@ -50,9 +50,8 @@ class TalkerStage:
         self.network = network
         self.cache = cache
         self.device = device
-        self.sampler = Sampler(
-            rows, config.text.vocab_size, config.codec_eos, max_length, network.suppressed, config.code_groups, device
-        )
+        codes = len(network.speakable)
+        self.sampler = Sampler(rows, codes, network.stop_code, max_length, config.code_groups, device)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.hidden = torch.zeros(rows, config.text.hidden_size, dtype=network.tts_pad.dtype, device=device)
         self.positions = torch.zeros(rows, device=device)  # not whole between the frames of a clip
@@ -117,9 +116,8 @@ class TalkerStage:
             self.positions[row] = sequence.state.prompt["positions"].max() + 1
             sequence.state.prompt = {}
         for sequence, hidden_row, logits_row in zip(spoken, hidden, logits, strict=True):
-            row = slice(sequence.row, sequence.row + 1)
             token = self.sampler.pick(logits_row[None], sequence.row)
-            self._commit(row, token, hidden_row[None])
+            self._commit([sequence.row], token, hidden_row[None])
             sequence.state.sampled = 1
             if reason := self._reason(sequence, int(token)):
                 emissions.append(self._finish(sequence, {}, reason))
@@ -138,17 +136,16 @@ class TalkerStage:
             self.lengths[:count],
             self.cache,
             end,
-            self._pick_residual,
+            self.sampler.residual(count, RESIDUAL_TOP_K, RESIDUAL_TOP_P),
         )
         tokens = self.sampler.pick(logits)
-        rows: slice | torch.Tensor = slice(0, count)
-        if len(batch) < count:
-            rows = torch.tensor(sorted(sequence.row for sequence in batch), device=self.device)
-        self._commit(rows, tokens[rows], hidden[rows])
+        rows = [sequence.row for sequence in batch]
+        tokens = tokens[rows]
+        self._commit(rows, tokens, hidden[rows])
         self.lengths[rows] += 1
         self.positions[rows] += 1
         emissions = []
-        for sequence, token in zip(batch, tokens[[s.row for s in batch]].tolist(), strict=True):
+        for sequence, token in zip(batch, tokens.tolist(), strict=True):
             frame = {"codes": codes[sequence.row : sequence.row + 1]}
             sequence.state.sampled += 1
             if reason := self._reason(sequence, token):
@@ -157,10 +154,7 @@ class TalkerStage:
                 emissions.append(Emission(sequence, CODE2WAV, frame))
         return emissions, len(batch)
 
-    def _pick_residual(self, logits: torch.Tensor, group: int) -> torch.Tensor:
-        return self.sampler.pick_residual(logits, group, RESIDUAL_TOP_K, RESIDUAL_TOP_P)
-
-    def _commit(self, rows: slice | torch.Tensor, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+    def _commit(self, rows: list[int], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
         self.sampler.commit(rows, tokens)
         self.tokens[rows] = tokens
         self.hidden[rows] = hidden

@@ -104,9 +104,8 @@ class ThinkerStage:
             self.sampler.assign(row, sequence.sampling, prompt["input_ids"])
             self.lengths[row] = last - first
             self.positions[row] = prompt["positions"].max() + 1
-        rows = slice(batch[0].row, batch[0].row + len(batch))
-        tokens = self.sampler.pick(logits, rows.start)
-        self._commit(rows, tokens)
+        tokens = self.sampler.pick(logits, batch[0].row)
+        self._commit(batch, tokens)
         for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.split(1), spans, strict=True):
             handed = talker_prompt(prompt, hidden, first) if TALKER in sequence.targets else {}
             emissions += self._emit(sequence, token, handed)
@@ -118,20 +117,19 @@ class ThinkerStage:
         lengths = self.lengths[:count]
         end = max(sequence.state.length + sequence.state.sampled for sequence in batch)
         logits = self.network.decode(self.tokens[:count], self.positions[:count], lengths, self.cache, end)
-        rows = slice(0, count)
         tokens = self.sampler.pick(logits)
-        self._commit(rows, tokens)
+        self._commit(batch, tokens)
         lengths += 1
-        self.positions[rows] += 1
-        batch = sorted(batch, key=lambda sequence: sequence.row)
+        self.positions[:count] += 1
         emissions = []
         for sequence, token in zip(batch, tokens.split(1), strict=True):
             emissions += self._emit(sequence, token, {})
         return emissions, count
 
-    def _commit(self, rows: slice, tokens: torch.Tensor) -> None:
-        self.sampler.commit(rows, tokens)
-        self.tokens[rows] = tokens
+    def _commit(self, batch: list[Sequence], tokens: torch.Tensor) -> None:
+        first = batch[0].row
+        self.sampler.commit(list(range(first, first + len(batch))), tokens)
+        self.tokens[first : first + len(batch)] = tokens
 
     def _emit(self, sequence: Sequence, token: torch.Tensor, handed: dict[str, torch.Tensor]) -> list[Emission]:
         state = sequence.state

@@ -13,13 +13,14 @@ from omni_lab.models.qwen3_omni.decoder import Decoder, Span
 from omni_lab.models.qwen3_omni.invariance import at_least, project
 
 SPECIAL_CODES = 1024
-"""The last ids of the Talker's vocabulary are control codes, never sampled except the end code."""
+"""The last ids of the Talker's vocabulary are control codes, never sampled except the end code. So logits are made for
+the codes before them and the end code alone: entry i belongs to `speakable[i]`, which is code i but for the end."""
 
 
 class Talker:
     """A decoder over codec frames with its code predictor, and its own copy of the Thinker's token embedding.
 
-    Hm is the Thinker's width, Ht the Talker's, Vt its vocabulary (codes of the first codebook and control codes).
+    Hm is the Thinker's width, Ht the Talker's, Vt the number of codes that can be spoken, the end code included.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Talker:
         self.decoder = Decoder(text, dtype, device)
         self.head = torch.empty(text.vocab_size, text.hidden_size, dtype=dtype, device=device)
         self.predictor = CodePredictor(config.predictor, config.code_groups, dtype, device)
-        self.suppressed = torch.arange(text.vocab_size, device=device) >= text.vocab_size - SPECIAL_CODES
-        self.suppressed[config.codec_eos] = False
+        codes = torch.arange(text.vocab_size)
+        self.speakable = codes[(codes < text.vocab_size - SPECIAL_CODES) | (codes == config.codec_eos)].to(device)
+        self.stop_code = int((self.speakable == config.codec_eos).nonzero())
 
     def slots(self, prefix: str = "talker.") -> dict[str, torch.Tensor]:
         """Checkpoint name -> the memory that its tensor fills; the text embedding is the Thinker's tensor."""
@@ -62,6 +64,7 @@ class Talker:
         config = self.config
         self.decoder.prepare()
         self.predictor.prepare()
+        self.speakable_head = self.head[self.speakable]
         device = self.head.device
         self.tts_bos, self.tts_eos, self.tts_pad = self.project_text(
             torch.tensor([config.tts_bos, config.tts_eos, config.tts_pad], device=device)
@@ -107,7 +110,7 @@ class Talker:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Packed prompts [N, Ht] at positions [3, N] -> (hidden states [S, Ht], logits [S, Vt]) after each span."""
         hidden, _ = self.decoder.prefill(embeds, positions, spans, cache)
-        return hidden, project(hidden, self.head)
+        return hidden, project(hidden, self.speakable_head)
 
     @torch.inference_mode()
     def frame(
@@ -129,7 +132,7 @@ class Talker:
         """
         residual, embeds = self.predictor.predict(hidden, self.codec_embedding.index_select(0, codes0), pick)
         hidden = self.decoder.decode(embeds.add_(text), positions, lengths, cache, end)
-        return torch.cat((codes0.unsqueeze(1), residual), 1), hidden, project(hidden, self.head)
+        return torch.cat((codes0.unsqueeze(1), residual), 1), hidden, project(hidden, self.speakable_head)
 
 
 class Projection:
