@@ -79,7 +79,7 @@ def test_requests_do_not_mix_and_a_dropped_one_is_forgotten() -> None:
 @pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
 def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
     sent: list[Payload] = []
-    path = output(ChunkedHandoff("talker", {"code2wav": (1,)}), lambda emission, payload: sent.append(payload))
+    path = output(ChunkedHandoff("talker", {"code2wav": (1,)}), lambda pairs: sent.extend(p for _, p in pairs))
     owner, buffer = sequence(), torch.zeros(1, 16, dtype=torch.int64)
     for step in range(50):
         buffer.fill_(step)
@@ -95,7 +95,7 @@ def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
 def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -> None:
     gate, started = threading.Event(), []
 
-    def send(emission: Emission, payload: Payload) -> None:
+    def send(payloads: list[tuple[Emission, Payload]]) -> None:
         gate.wait()
 
     path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, depth=2)
@@ -118,7 +118,7 @@ def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -
 
 
 def test_an_error_of_the_builder_reaches_the_step_loop() -> None:
-    def send(emission: Emission, payload: Payload) -> None:
+    def send(payloads: list[tuple[Emission, Payload]]) -> None:
         raise ValueError("no space")
 
     path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send)

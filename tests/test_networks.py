@@ -11,7 +11,7 @@ import torch
 from omni_lab.engine.kv_cache import KVCache, row_bytes, rows_within
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
 from omni_lab.models.qwen3_omni.decoder import Decoder
-from omni_lab.models.qwen3_omni.mlp import dense, experts, grouped, looped, one_token
+from omni_lab.models.qwen3_omni.mlp import dense, experts, grouped, one_token
 from omni_lab.models.qwen3_omni.talker import Talker
 from omni_lab.models.qwen3_omni.thinker import Thinker
 from omni_lab.models.qwen3_omni.weights import load_weights, read_config
@@ -246,7 +246,7 @@ def test_all_ways_through_the_experts_agree(tokens: int, count: int, top_k: int)
         for weight, index in zip(weights[token], chosen[token], strict=True):
             gate, up = (x[token] @ gate_up[index]).chunk(2)
             expected[token] += weight * ((torch.nn.functional.silu(gate) * up) @ down[index])
-    ways = [dense, grouped, looped, experts] + [one_token] * (tokens == 1)
+    ways = [dense, grouped, experts] + [one_token] * (tokens == 1)
     for way in ways:
         torch.testing.assert_close(way(x, residual, weights, chosen, gate_up, down), expected, atol=1e-5, rtol=1e-5)
 

@@ -17,11 +17,12 @@ class InProcessChannel:
         self.messages: deque[Message] = deque()
         self.wake = wake
 
-    def send(self, message: Message) -> None:
-        if isinstance(message, Payload):
-            message.sent_ns = time.monotonic_ns()
-            message.nbytes = sum(tensor.nbytes for tensor in message.tensors.values())
-        self.messages.append(message)
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            if isinstance(message, Payload):
+                message.sent_ns = time.monotonic_ns()
+                message.nbytes = sum(tensor.nbytes for tensor in message.tensors.values())
+            self.messages.append(message)
         self.wake()
 
     def receive(self) -> list[Message]:

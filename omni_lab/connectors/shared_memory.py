@@ -88,23 +88,27 @@ class Sender(Ring):
         self.timeout_s = timeout_s
         self.lock = threading.Lock()
 
-    def send(self, message: Message) -> None:
-        """Copy the message into the ring and ring the bell; waits for space at most `timeout_s` seconds."""
-        if isinstance(message, Payload):
-            message.sent_ns = time.monotonic_ns()
-        parts = encode(message)
-        size = sum(len(part) for part in parts)
+    def send(self, *messages: Message) -> None:
+        """Copy the messages into the ring and ring the bell once; waits for space at most `timeout_s` seconds."""
+        with self.lock:
+            for message in messages:
+                if isinstance(message, Payload):
+                    message.sent_ns = time.monotonic_ns()
+                self._write(encode(message))
+        self._ring()
+
+    def _write(self, parts: list[bytes | memoryview]) -> None:
+        size = sum(map(len, parts))
         if size + 2 * ALIGNMENT > self.capacity // 2:
             raise ChannelFull(f"a message of {size} bytes is too large for a channel of {self.capacity} bytes")
-        with self.lock:
-            start = self._reserve(ALIGNMENT + size + padding(size))
-            struct.pack_into("<Q", self.map, start, size)
-            offset = start + ALIGNMENT
-            for part in parts:
-                self.map[offset : offset + len(part)] = part
-                offset += len(part)
-            self.head += ALIGNMENT + size + padding(size)
-        self._ring()
+        record = ALIGNMENT + size + padding(size)
+        start = self._reserve(record)
+        struct.pack_into("<Q", self.map, start, size)
+        offset = start + ALIGNMENT
+        for part in parts:
+            self.map[offset : offset + len(part)] = part
+            offset += len(part)
+        self.head += record
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):  # a full socket means that the receiver has yet to wake
@@ -123,11 +127,13 @@ class Sender(Ring):
             self._wait(head, rest)
             struct.pack_into("<Q", self.map, HEADER + position, SKIP)
             self.head = head = head + rest
-            self._ring()  # the receiver must step over the skipped bytes before they are free again
         self._wait(head, size)
         return HEADER + head % self.capacity
 
     def _wait(self, head: int, size: int) -> None:
+        if head + size - self.tail <= self.capacity:
+            return
+        self._ring()
         deadline = time.monotonic() + self.timeout_s
         while head + size - self.tail > self.capacity:
             if time.monotonic() > deadline:
@@ -150,20 +156,22 @@ class Receiver(Ring):
             pass
         except ConnectionResetError:
             closed = True
-        messages = []
-        while self.tail < self.head:
-            position = self.tail % self.capacity
+        messages, tail = [], self.tail
+        while tail < self.head:
+            position = tail % self.capacity
             (size,) = struct.unpack_from("<Q", self.map, HEADER + position)
             if size == SKIP:
-                self.tail += self.capacity - position
-                continue
-            start = HEADER + position + ALIGNMENT
-            with memoryview(self.map) as view:
-                message = decode(bytearray(view[start : start + size]))
-            self.tail += ALIGNMENT + size + padding(size)
+                tail += self.capacity - position
+            else:
+                start = HEADER + position + ALIGNMENT
+                with memoryview(self.map) as view:
+                    messages.append(decode(bytearray(view[start : start + size])))
+                tail += ALIGNMENT + size + padding(size)
+            self.tail = tail
+        received_ns = time.monotonic_ns()
+        for message in messages:
             if isinstance(message, Payload):
-                message.received_ns = time.monotonic_ns()
-            messages.append(message)
+                message.received_ns = received_ns
         if closed and not messages:
             raise ChannelClosed("the sending process is gone")
         return messages

@@ -6,15 +6,17 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from omni_lab.core import Payload, Sampling
 
 ALIGNMENT = 16
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.uint8,
-    torch.bool,
-)}  # fmt: skip
+ZEROS = b"\0" * ALIGNMENT
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, *INTEGERS)}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Admit(msgspec.Struct, tag="admit"):
@@ -98,23 +100,26 @@ _decoder = msgspec.msgpack.Decoder(Control | PayloadHeader)
 
 def encode(message: Message) -> list[bytes | memoryview]:
     """The parts of a message: header length (8 bytes), header padded to ALIGNMENT, then each tensor padded likewise."""
-    if not isinstance(message, Payload):
-        header, bodies = message, []
-    else:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in message.tensors.items()}
-        specs = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
+    header, bodies = message, []
+    if isinstance(message, Payload):
+        tensors = [(name, *on_host(tensor)) for name, tensor in message.tensors.items()]
         header = PayloadHeader(
-            message.request_id, message.source, message.target, message.index, message.final, message.finish_reason,
-            message.error, message.produced_ns, message.sent_ns, specs,
-        )  # fmt: skip
-        bodies = [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) for tensor in tensors.values()]
+            message.request_id,
+            message.source,
+            message.target,
+            message.index,
+            message.final,
+            message.finish_reason,
+            message.error,
+            message.produced_ns,
+            message.sent_ns,
+            [(name, dtype, shape) for name, dtype, shape, _ in tensors],
+        )
+        bodies = [body for _, _, _, body in tensors]
     head = _encoder.encode(header)
-    parts: list[bytes | memoryview] = [len(head).to_bytes(8, "little") + head]
-    parts[0] += b"\0" * padding(len(parts[0]))
+    parts: list[bytes | memoryview] = [len(head).to_bytes(8, "little"), head, ZEROS[: padding(8 + len(head))]]
     for body in bodies:
-        parts.append(body)
-        if gap := padding(len(body)):
-            parts.append(b"\0" * gap)
+        parts += [body, ZEROS[: padding(len(body))]]
     return parts
 
 
@@ -127,17 +132,25 @@ def decode(data: bytearray) -> Message:
     offset = 8 + length + padding(8 + length)
     tensors = {}
     for name, dtype_name, shape in header.tensors:
-        dtype, count = DTYPES[dtype_name], math.prod(shape)
-        if count:
-            tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(shape)
-        else:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-        size = count * dtype.itemsize
+        dtype = DTYPES[dtype_name]
+        size = math.prod(shape) * dtype.itemsize
+        raw = (
+            torch.from_numpy(np.frombuffer(data, np.uint8, size, offset)) if size else torch.empty(0, dtype=torch.uint8)
+        )
+        tensors[name] = raw.view(dtype).view(shape)
         offset += size + padding(size)
     return Payload(
         header.request_id, header.source, header.target, header.index, header.final, tensors, header.finish_reason,
         header.error, header.produced_ns, header.sent_ns, nbytes=len(data),
     )  # fmt: skip
+
+
+def on_host(tensor: torch.Tensor) -> tuple[str, list[int], memoryview]:
+    """Name of the dtype, shape and bytes of a tensor; copied only if it lies on a device or in strides."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        tensor = tensor.cpu().contiguous()
+    array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return NAMES[tensor.dtype], list(array.shape), memoryview(array.reshape(-1).view(np.uint8))
 
 
 def padding(size: int) -> int:

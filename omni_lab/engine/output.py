@@ -20,7 +20,8 @@ class Handoff(Protocol):
     def drop(self, request_id: str) -> None: ...
 
 
-Send = Callable[[Emission, Payload], None]
+Send = Callable[[list[tuple[Emission, Payload]]], None]
+"""Takes all payloads of a step, each with the emission that completed it."""
 
 
 class SyncOutput:
@@ -31,10 +32,8 @@ class SyncOutput:
         self.send = send
 
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
-        for emission in emissions:
-            payload = self.handoff.push(emission, produced_ns)
-            if payload is not None:
-                self.send(emission, payload)
+        pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
+        self.send([(emission, payload) for emission, payload in pushed if payload is not None])
 
     def drop(self, request_id: str) -> None:
         """Forget what an aborted request has emitted and not sent."""

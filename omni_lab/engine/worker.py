@@ -16,7 +16,7 @@ from omni_lab.connectors.shared_memory import ChannelClosed, ChannelFull
 from omni_lab.connectors.wire import Abort, Admit, Message, Records, Shutdown, TakeRecords
 from omni_lab.core import CLIENT, Payload
 from omni_lab.engine.clock import StepClock
-from omni_lab.engine.output import AsyncOutput, Handoff, SyncOutput
+from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
 from omni_lab.engine.scheduler import ContinuousBatching, FirstComeBatching
 from omni_lab.engine.stage import Emission, Sequence, Stage
 
@@ -24,7 +24,7 @@ from omni_lab.engine.stage import Emission, Sequence, Stage
 class Channel(Protocol):
     """One end of an edge; a channel has only one of the two directions."""
 
-    def send(self, message: Message) -> None: ...
+    def send(self, *messages: Message) -> None: ...
 
     def receive(self) -> list[Message]: ...
 
@@ -42,7 +42,7 @@ class Worker:
         replica: int,
         scheduler: ContinuousBatching | FirstComeBatching,
         handoff: Handoff,
-        output: Callable[[Handoff, Callable[[Emission, Payload], None]], SyncOutput | AsyncOutput],
+        output: Callable[[Handoff, Send], SyncOutput | AsyncOutput],
         clock: StepClock,
         inboxes: dict[str, Channel],
         outboxes: dict[tuple[str, int], Channel],
@@ -155,15 +155,23 @@ class Worker:
         counters = self.counters | {"peak_rss_bytes": peak_rss_bytes()}
         return Records(self.stage.name, self.replica, steps, chunks, lost, counters)
 
-    def _send(self, emission: Emission, payload: Payload) -> None:
-        """Called by the output path, from its thread. A hand-off that fails ends its request, with the cause."""
-        sequence = emission.sequence
-        replica = 0 if payload.target == CLIENT else sequence.routes[payload.target]
-        try:
-            self.outboxes[payload.target, replica].send(payload)
-        except (ChannelFull, ChannelClosed) as error:
-            sequence.finished = True
-            self._report(sequence.request_id, f"hand-off {payload.source}->{payload.target} failed: {error}")
+    def _send(self, payloads: list[tuple[Emission, Payload]]) -> None:
+        """Called by the output path, from its thread: payloads of one step, one send for each outbox.
+
+        A hand-off that fails ends its requests, with the cause.
+        """
+        outboxes: dict[tuple[str, int], list[tuple[Sequence, Payload]]] = {}
+        for emission, payload in payloads:
+            replica = 0 if payload.target == CLIENT else emission.sequence.routes[payload.target]
+            outboxes.setdefault((payload.target, replica), []).append((emission.sequence, payload))
+        for outbox, sent in outboxes.items():
+            try:
+                self.outboxes[outbox].send(*(payload for _, payload in sent))
+            except (ChannelFull, ChannelClosed) as error:
+                for sequence, payload in sent:
+                    sequence.finished = True
+                    cause = f"hand-off {payload.source}->{payload.target} failed: {error}"
+                    self._report(sequence.request_id, cause)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         sequence.finished = True

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
-from omni_lab.models.qwen3_omni.invariance import at_least
+from omni_lab.models.qwen3_omni.invariance import INVARIANT_ROWS
 
 DENSE_EXPERTS = 16
 """A compiled step takes the dense way if there are few experts: it fuses well, and tracing `_grouped_mm` needs
@@ -90,29 +90,11 @@ def experts(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
     """
     if torch.compiler.is_compiling() and gate_up.shape[0] <= DENSE_EXPERTS:
         return dense(x, residual, weights, chosen, gate_up, down)
-    return (looped if x.device.type == "cpu" else grouped)(x, residual, weights, chosen, gate_up, down)
-
-
-def looped(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Expert by expert on the CPU: reads the weights of chosen experts only, and no row depends on its neighbours."""
-    top_k = chosen.shape[1]
-    pairs = chosen.view(-1)
-    order = pairs.argsort(stable=True)
-    rows = x.index_select(0, order // top_k)
-    results = torch.empty_like(rows)
-    start = 0
-    for expert, size in enumerate(torch.bincount(pairs).tolist()):
-        if size:
-            part = at_least(rows[start : start + size])
-            hidden = swiglu(torch.mm(part, gate_up[expert]))
-            results[start : start + size] = torch.mm(hidden, down[expert])[:size]
-            start += size
-    results = torch.empty_like(results).index_copy_(0, order, results).view(-1, top_k, x.shape[1])
-    return torch.baddbmm(residual.unsqueeze(1), weights.unsqueeze(1), results).squeeze(1)
+    return grouped(x, residual, weights, chosen, gate_up, down)
 
 
 def one_token(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """As `looped` when all rows are copies of one token: its experts one after the other, nothing to sort."""
+    """As `grouped` when all rows are copies of one token: its experts one after the other, nothing to sort."""
     outputs = [torch.mm(swiglu(torch.mm(x, gate_up[expert])), down[expert])[0] for expert in chosen[0].tolist()]
     result = torch.baddbmm(residual[:1, None], weights[:1, None], torch.stack(outputs)[None]).squeeze(1)
     return result.expand_as(x).contiguous()
@@ -126,14 +108,21 @@ def dense(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up:
 
 
 def grouped(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Sort (token, expert) pairs by expert and multiply group by group, without asking the device for sizes."""
-    top_k = chosen.shape[1]
-    ids, order = chosen.view(-1).sort(stable=True)
-    ends = torch.searchsorted(ids, torch.arange(gate_up.shape[0], device=x.device), right=True, out_int32=True)
-    rows = x.index_select(0, order // top_k)
+    """Sort (token, expert) pairs by expert and multiply group by group, without asking the device for sizes.
+
+    On the CPU small groups are filled up with copies of token 0, so that no row depends on its neighbours.
+    """
+    top_k, count = chosen.shape[1], gate_up.shape[0]
+    pairs = chosen.view(-1)
+    sizes = torch.bincount(pairs, minlength=count)
+    missing = (INVARIANT_ROWS - sizes).clamp_(min=0).mul_(sizes > 0)
+    fillers = torch.repeat_interleave(missing) if x.device.type == "cpu" else pairs[:0]
+    order = torch.cat((pairs, fillers)).argsort(stable=True)
+    rows = x.index_select(0, (order // top_k).masked_fill_(order >= len(pairs), 0))
+    ends = (sizes + missing if len(fillers) else sizes).cumsum(0, dtype=torch.int32)
     hidden = swiglu(torch._grouped_mm(rows, gate_up, offs=ends))
     results = torch._grouped_mm(hidden, down, offs=ends)
-    results = torch.empty_like(results).index_copy_(0, order, results).view(-1, top_k, x.shape[1])
+    results = torch.empty_like(results).index_copy_(0, order, results)[: len(pairs)].view(-1, top_k, x.shape[1])
     return torch.baddbmm(residual.unsqueeze(1), weights.unsqueeze(1), results).squeeze(1)
 
 
