@@ -29,7 +29,7 @@ class CodePredictor:
         self.decoder = Decoder(config, dtype, device)
         shape = (groups - 1, config.vocab_size, config.hidden_size)
         self.embedding = torch.empty(shape, dtype=dtype, device=device)
-        self.head = torch.empty(shape, dtype=dtype, device=device)
+        self.head = torch.empty(groups - 1, config.hidden_size, config.vocab_size, dtype=dtype, device=device)
         self.offsets = torch.arange(groups - 1, device=device) * config.vocab_size
         self.rotations = self.decoder.rotary.matrices(torch.arange(groups, device=device))
         self.scratch = torch.empty(0)
@@ -39,7 +39,7 @@ class CodePredictor:
         slots = self.decoder.slots(f"{prefix}model.")
         for group in range(self.groups - 1):
             slots[f"{prefix}model.codec_embedding.{group}.weight"] = self.embedding[group]
-            slots[f"{prefix}lm_head.{group}.weight"] = self.head[group]
+            slots[f"{prefix}lm_head.{group}.weight"] = self.head[group].t()
         return slots
 
     def prepare(self) -> None:
@@ -55,10 +55,10 @@ class CodePredictor:
         steps = self._steps(hidden.shape[0])
         self._step(hidden, steps[0])
         x = self._step(at_least(embed0), steps[1])
-        codes = [pick(F.linear(self.decoder.norm(x), self.head[0])[:rows], 1)]
+        codes = [pick(torch.mm(self.decoder.norm(x), self.head[0])[:rows], 1)]
         for group in range(2, self.groups):
             x = self._step(at_least(self.embedding[group - 2].index_select(0, codes[-1])), steps[group])
-            codes.append(pick(F.linear(self.decoder.norm(x), self.head[group - 1])[:rows], group))
+            codes.append(pick(torch.mm(self.decoder.norm(x), self.head[group - 1])[:rows], group))
         residual = torch.stack(codes, 1)
         embeds = F.embedding(residual + self.offsets, self.embedding.view(-1, embed0.shape[1]))
         return residual, embeds.sum(1).add_(embed0)
@@ -68,7 +68,7 @@ class CodePredictor:
         views = zip(self.decoder.layers, step.key_targets, step.value_targets, step.keys, step.values, strict=True)
         for layer, key_target, value_target, keys, values in views:
             qk, value = layer.project(x)
-            query, key = torch.matmul(qk, step.rotation).split(layer.sizes, 1)
+            query, key = torch.split_with_sizes(torch.matmul(qk, step.rotation), layer.sizes, 1)
             key_target.copy_(key)
             value_target.copy_(value)
             x = layer.finish(x, layer.attend(query, keys, values))

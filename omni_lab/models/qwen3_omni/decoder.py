@@ -92,7 +92,7 @@ class Decoder:
         x = at_least(x)
         for layer, target, seen_keys, seen_values in zip(self.layers, cache.lines, keys, values, strict=True):
             qk, value = layer.project(x)
-            query, key = torch.bmm(qk[:rows], rotation).split(layer.sizes, 1)
+            query, key = torch.split_with_sizes(torch.bmm(qk[:rows], rotation), layer.sizes, 1)
             target.index_copy_(0, lines, torch.cat((key, value[:rows]), 1).view(-1, layer.head_dim))
             x = layer.finish(x, at_least(layer.attend(query, seen_keys, seen_values, mask)), alone=rows == 1)
         return self.norm(x)[:rows]
@@ -200,7 +200,8 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return torch.div(x, torch.hypot(norm, self.floor)).mul_(self.scale).to(x.dtype)
+        normed = torch.div(x, torch.hypot(norm, self.floor)).mul_(self.scale)
+        return normed if normed.dtype == x.dtype else normed.to(x.dtype)
 
 
 class Rotary:

@@ -8,7 +8,6 @@ that samples, or that has two logits very close together, gets the same answer a
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 INVARIANT_ROWS = 4
 INVARIANT_WINDOW = 32
@@ -23,5 +22,5 @@ def at_least(x: torch.Tensor) -> torch.Tensor:
 
 
 def project(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [B, H] times weight [V, H] -> [B, V], each row the same in any batch."""
-    return F.linear(at_least(x), weight)[: x.shape[0]]
+    """x [B, H] times weight [H, V] -> [B, V], each row the same in any batch."""
+    return torch.mm(at_least(x), weight)[: x.shape[0]]

@@ -46,6 +46,7 @@ class ExpertMLP:
         self.front = torch.empty(hidden, sum(self.sizes), dtype=dtype, device=device)
         self.gate_up = torch.empty(count, hidden, 2 * size, dtype=dtype, device=device)
         self.down = torch.empty(count, size, hidden, dtype=dtype, device=device)
+        self.each = list(zip(self.gate_up.unbind(), self.down.unbind(), strict=True))
         self.shared_down = torch.empty(shared, hidden, dtype=dtype, device=device)
 
     def slots(self, prefix: str) -> dict[str, Tensor]:
@@ -65,13 +66,13 @@ class ExpertMLP:
         return slots
 
     def __call__(self, x: Tensor, residual: Tensor, alone: bool = False) -> Tensor:
-        logits, *shared = torch.mm(x, self.front).split(self.sizes, -1)
+        logits, *shared = torch.split_with_sizes(torch.mm(x, self.front), self.sizes, -1)
         if shared:
             gate, gate_up = shared
             residual = torch.addmm(residual, swiglu(gate_up).mul_(gate.sigmoid_()), self.shared_down)
         weights, chosen = self.route(logits)
         if alone and x.device.type == "cpu" and not torch.compiler.is_compiling():
-            return one_token(x, residual, weights, chosen, self.gate_up, self.down)
+            return one_token(x, residual, weights, chosen, self.each)
         return experts(x, residual, weights, chosen, self.gate_up, self.down)
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,11 +94,18 @@ def experts(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
     return grouped(x, residual, weights, chosen, gate_up, down)
 
 
-def one_token(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """As `grouped` when all rows are copies of one token: its experts one after the other, nothing to sort."""
-    outputs = [torch.mm(swiglu(torch.mm(x, gate_up[expert])), down[expert])[0] for expert in chosen[0].tolist()]
-    result = torch.baddbmm(residual[:1, None], weights[:1, None], torch.stack(outputs)[None]).squeeze(1)
-    return result.expand_as(x).contiguous()
+def one_token(
+    x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, each: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """As `grouped` when all rows are copies of one token: its experts one after the other, nothing to sort.
+
+    `each` holds gate_up [H, 2I] and down [I, H] of every expert.
+    """
+    outputs = []
+    for gate_up, down in map(each.__getitem__, chosen[0].tolist()):
+        outputs.append(torch.mm(swiglu(torch.mm(x, gate_up)), down)[0])
+    result = torch.baddbmm(residual[:1, None], weights[:1, None], torch.stack(outputs)[None])
+    return result[0].expand_as(x).contiguous()
 
 
 def dense(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Talker:
         config = self.config
         self.decoder.prepare()
         self.predictor.prepare()
-        self.speakable_head = self.head[self.speakable]
+        self.speakable_head = self.head[self.speakable].t().contiguous()
         device = self.head.device
         self.tts_bos, self.tts_eos, self.tts_pad = self.project_text(
             torch.tensor([config.tts_bos, config.tts_eos, config.tts_pad], device=device)

@@ -18,13 +18,13 @@ class Thinker:
         self.config = config
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.decoder = Decoder(config, dtype, device)
-        self.head = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.head = torch.empty(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
 
     def slots(self, prefix: str = "thinker.") -> dict[str, torch.Tensor]:
         """Checkpoint name -> the memory that its tensor fills."""
         return {
             f"{prefix}model.embed_tokens.weight": self.embedding,
-            f"{prefix}lm_head.weight": self.head,
+            f"{prefix}lm_head.weight": self.head.t(),
         } | self.decoder.slots(f"{prefix}model.")
 
     def prepare(self) -> None:
