@@ -21,6 +21,9 @@ from omni_lab.pipeline.wiring import End
 THREADS = 1
 """Threads of a worker's operators on the CPU: small steps lose more to a second thread than they win."""
 
+STEP_TOKENS = {"autoregressive": 4096, "generation": 128}
+"""Prompt tokens of one prefill step, and codec frames (context included) of one vocoder step: about 0.3 s on a CPU."""
+
 
 @asynccontextmanager
 async def open_pipeline(
@@ -79,6 +82,7 @@ def plan_stage(
         dtype=resolve_dtype(experiment.model.dtype, device),
         rows=config.max_num_seqs if toggles.batching else 1,
         max_length=config.max_model_len,
+        step_tokens=STEP_TOKENS[stage.kind],
         cache_bytes=config.kv_cache_bytes,
         handoff="chunked" if toggles.async_chunk else "whole",
         chunk_sizes={target: frames for target in spec.outputs(stage.name) if target == "code2wav"},

@@ -29,7 +29,7 @@ class ContinuousBatching:
         free = self.rows - len(self.running)
         if free and self.waiting:
             ready = [sequence for sequence in self.waiting if self.stage.next_step(sequence) == "prefill"]
-            batch = self._within_budget(ready[:free])
+            batch = within_budget(self.stage, ready[:free], self.prefill_tokens)
             if batch:
                 for sequence in batch:
                     self.waiting.remove(sequence)
@@ -50,39 +50,43 @@ class ContinuousBatching:
             self.running[last.row] = last
         sequence.row = -1
 
-    def _within_budget(self, ready: list[Sequence]) -> list[Sequence]:
-        """As many as fit into one prefill step; a prompt above the budget runs alone."""
-        batch, tokens = [], 0
-        for sequence in ready:
-            tokens += self.stage.prompt_tokens(sequence)
-            if batch and tokens > self.prefill_tokens:
-                break
-            batch.append(sequence)
-        return batch
 
+class LeastServedBatching:
+    """Generation stages (no state between steps on the device): whoever has input, the least served first.
 
-class FirstComeBatching:
-    """Generation stages (no state between steps on the device): whoever has input, in order of arrival."""
+    So a request's first chunk does not wait behind the later chunks of others. A step takes at most `max_batch`
+    sequences and `step_tokens` tokens, because everybody in it waits for all of it; one sequence is always taken.
+    """
 
-    def __init__(self, stage: Stage, max_batch: int) -> None:
+    def __init__(self, stage: Stage, max_batch: int, step_tokens: int) -> None:
         self.stage = stage
         self.max_batch = max_batch
+        self.step_tokens = step_tokens
         self.sequences: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         self.sequences.append(sequence)
 
     def schedule(self) -> tuple[str, list[Sequence]] | None:
-        """The first sequence that is ready decides the kind of the step; others of that kind join it."""
-        kind, batch = None, []
-        for sequence in self.sequences:
-            ready = self.stage.next_step(sequence)
-            if ready is not None and ready == (kind or ready):
-                kind = ready
-                batch.append(sequence)
-                if len(batch) == self.max_batch:
-                    break
-        return (kind, batch) if kind else None
+        """The least served sequence that is ready decides the kind of the step; others of that kind join it."""
+        ready = [sequence for sequence in self.sequences if self.stage.next_step(sequence)]
+        ready.sort(key=lambda sequence: sequence.steps)
+        if not ready:
+            return None
+        kind = self.stage.next_step(ready[0])
+        ready = [sequence for sequence in ready if self.stage.next_step(sequence) == kind]
+        return kind, within_budget(self.stage, ready[: self.max_batch], self.step_tokens)
 
     def remove(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
+
+
+def within_budget(stage: Stage, ready: list[Sequence], budget: int) -> list[Sequence]:
+    """As many, in order, as fit into one step of `budget` tokens; one above the budget runs alone."""
+    batch, tokens = [], 0
+    for sequence in ready:
+        tokens += stage.step_tokens(sequence)
+        if batch and tokens > budget:
+            break
+        batch.append(sequence)
+    return batch

@@ -12,7 +12,7 @@ from omni_lab.core import Payload, Sampling
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request inside one stage. `state` belongs to the stage, `row` and `length` to the scheduler.
+    """One request inside one stage. `state` belongs to the stage, `row` and `steps` to the scheduler.
 
     `targets` are the outputs this request wants of the stage (other stages, or the client); `routes` the
     replica that serves the request in each stage.
@@ -25,6 +25,7 @@ class Sequence:
     routes: dict[str, int]
     state: Any = None
     row: int = -1
+    steps: int = 0
     finished: bool = False
 
 
@@ -56,8 +57,8 @@ class Stage(Protocol):
     def next_step(self, sequence: Sequence) -> str | None:
         """The kind of step the sequence is ready for, or None while it waits for input."""
 
-    def prompt_tokens(self, sequence: Sequence) -> int:
-        """Length of the sequence's prefill (autoregressive stages only)."""
+    def step_tokens(self, sequence: Sequence) -> int:
+        """Tokens (or frames) that the sequence's next prefill or generation step works on."""
 
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
         """Take one step for all sequences of the batch; the emissions and the tokens (or frames) processed.

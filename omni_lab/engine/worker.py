@@ -17,7 +17,7 @@ from omni_lab.connectors.wire import Abort, Admit, Message, Records, Shutdown, T
 from omni_lab.core import CLIENT, Payload
 from omni_lab.engine.clock import StepClock
 from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
-from omni_lab.engine.scheduler import ContinuousBatching, FirstComeBatching
+from omni_lab.engine.scheduler import ContinuousBatching, LeastServedBatching
 from omni_lab.engine.stage import Emission, Sequence, Stage
 
 
@@ -40,7 +40,7 @@ class Worker:
         self,
         stage: Stage,
         replica: int,
-        scheduler: ContinuousBatching | FirstComeBatching,
+        scheduler: ContinuousBatching | LeastServedBatching,
         handoff: Handoff,
         output: Callable[[Handoff, Send], SyncOutput | AsyncOutput],
         clock: StepClock,
@@ -95,6 +95,7 @@ class Worker:
         self.clock.record(self.stage.name, start_ns, time.monotonic_ns(), self.idle_ns, len(batch), tokens, kind)
         self.idle_ns = 0
         for sequence in batch:
+            sequence.steps += 1
             if sequence.finished:
                 self._leave(sequence)
 

@@ -9,7 +9,8 @@ class StagePlan(msgspec.Struct, frozen=True):
     """Everything that one replica of one stage needs to know, all toggles already turned into parts.
 
     `handoff` is "whole" or "chunked" with `chunk_sizes` in rows by target; `output` is "sync" or "async"; `rows`
-    the largest batch (1: no batching) and `max_length` the positions of one sequence in the cache.
+    the largest batch (1: no batching), `max_length` the positions of one sequence in the cache, and `step_tokens` the
+    most prompt tokens, or frames to decode, of one step.
     """
 
     family: str
@@ -21,6 +22,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     dtype: str
     rows: int
     max_length: int
+    step_tokens: int
     cache_bytes: int
     handoff: str
     chunk_sizes: dict[str, tuple[int, ...]]

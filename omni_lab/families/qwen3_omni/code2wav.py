@@ -11,6 +11,9 @@ from omni_lab.core import CLIENT, Payload
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.models.qwen3_omni.code2wav import Code2Wav, window
 
+MIN_FILL = 0.75
+"""A window joins the pass of a longer one if it fills at least this part of it."""
+
 
 @dataclass(slots=True)
 class Code2WavState:
@@ -45,6 +48,10 @@ class Code2WavStage:
     def next_step(self, sequence: Sequence) -> str | None:
         return "vocode" if sequence.state.chunks else None
 
+    def step_tokens(self, sequence: Sequence) -> int:
+        state = sequence.state
+        return min(state.done, self.left_context) + len(state.chunks[0].tensors.get("codes", ()))
+
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
         chunks = [sequence.state.chunks.popleft() for sequence in batch]
         decoding = [(s, c) for s, c in zip(batch, chunks, strict=True) if "codes" in c.tensors]
@@ -78,10 +85,22 @@ class Code2WavStage:
         return frames, cut.start, cut.samples
 
     def _decode(self, windows: list[tuple[torch.Tensor, int, slice]]) -> list[torch.Tensor]:
-        """Waveforms on the host, one for each window; what padding made behind a window's end is cut off later."""
-        longest = max(len(frames) for frames, _, _ in windows)
-        padded = torch.zeros(len(windows), longest, self.network.config.quantizers, dtype=torch.int64)
-        for row, (frames, _, _) in zip(padded, windows, strict=True):
-            row[: len(frames)] = frames
-        starts = torch.tensor([start for _, start, _ in windows], device=self.device)
-        return list(self.network.decode(padded.transpose(1, 2).to(self.device), starts).cpu())
+        """Waveforms on the host, one for each window [T, 16] that starts at a frame of its stream.
+
+        Windows go together with others of nearly their length: what padding makes behind a window's end is cut off
+        later, and should not cost much before.
+        """
+        waves: list[torch.Tensor] = [torch.empty(0)] * len(windows)
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index][0]))
+        while order:
+            longest = len(windows[order[0]][0])
+            group = [index for index in order if len(windows[index][0]) >= MIN_FILL * longest]
+            order = order[len(group) :]
+            padded = torch.zeros(len(group), longest, self.network.config.quantizers, dtype=torch.int64)
+            for row, index in zip(padded, group, strict=True):
+                row[: len(windows[index][0])] = windows[index][0]
+            starts = torch.tensor([windows[index][1] for index in group], device=self.device)
+            decoded = self.network.decode(padded.transpose(1, 2).to(self.device), starts).cpu()
+            for index, wave in zip(group, decoded, strict=True):
+                waves[index] = wave
+        return waves

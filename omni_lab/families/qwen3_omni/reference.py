@@ -91,6 +91,9 @@ class TransformersStage:
     def next_step(self, sequence: Sequence) -> str | None:
         return None if sequence.state is None else "generate"
 
+    def step_tokens(self, sequence: Sequence) -> int:
+        return 1  # one request a step, whatever its length
+
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
         """The whole answer of the batch's one sequence; tokens are the sampled text tokens."""
         (sequence,) = batch

@@ -76,7 +76,7 @@ class TalkerStage:
         frame = state.sampled - 1
         return "decode" if frame + 1 < len(state.token_ids) or state.closed else None
 
-    def prompt_tokens(self, sequence: Sequence) -> int:
+    def step_tokens(self, sequence: Sequence) -> int:
         return sequence.state.length
 
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:

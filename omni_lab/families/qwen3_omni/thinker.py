@@ -70,7 +70,7 @@ class ThinkerStage:
             return None
         return "decode" if sequence.state.sampled else "prefill"
 
-    def prompt_tokens(self, sequence: Sequence) -> int:
+    def step_tokens(self, sequence: Sequence) -> int:
         return sequence.state.length
 
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
