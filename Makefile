@@ -16,7 +16,7 @@ demo: $(STAMP)
 
 test: export OMP_NUM_THREADS = 1
 test: lint
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
