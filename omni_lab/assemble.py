@@ -73,7 +73,6 @@ def plan_stage(
     frames = chunk_sizes(chunking.initial_frames, chunking.frames, chunking.ramp)
     device = config.device
     return StagePlan(
-        family="qwen3_omni",
         checkpoint=checkpoint,
         stage=stage.name,
         replica=replica,

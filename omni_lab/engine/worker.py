@@ -6,6 +6,7 @@ import re
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,9 @@ from omni_lab.engine.clock import StepClock
 from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
 from omni_lab.engine.scheduler import ContinuousBatching, LeastServedBatching
 from omni_lab.engine.stage import Emission, Sequence, Stage
+
+CHUNKS_KEPT = 1 << 17
+"""Rows about received payloads that are kept until they are asked for; older ones are dropped and counted."""
 
 
 class Channel(Protocol):
@@ -57,8 +61,8 @@ class Worker:
         self.outboxes = outboxes
         self.facts = facts
         self.sequences: dict[str, Sequence] = {}
-        self.chunks: list[tuple] = []
-        self.counters = {"late_payloads": 0}
+        self.chunks: deque[tuple] = deque(maxlen=CHUNKS_KEPT)
+        self.counters = {"late_payloads": 0, "lost_chunks": 0}
         self.idle_ns = 0
         self.left_ns = time.monotonic_ns()
         self.stopped = False
@@ -137,6 +141,7 @@ class Worker:
     def _accept(self, payload: Payload) -> None:
         edge = f"{payload.source}->{payload.target}"
         rows = next((len(tensor) for tensor in payload.tensors.values() if tensor.ndim), 0)
+        self.counters["lost_chunks"] += len(self.chunks) == CHUNKS_KEPT
         times = (payload.produced_ns, payload.sent_ns, payload.received_ns)
         self.chunks.append((edge, payload.request_id, payload.index, rows, payload.nbytes, *times, payload.final))
         sequence = self.sequences.get(payload.request_id)
@@ -152,7 +157,8 @@ class Worker:
     def records(self) -> Records:
         """Steps, received payloads and counters since the last call."""
         steps, lost = self.clock.take()
-        chunks, self.chunks = self.chunks, []
+        chunks = list(self.chunks)
+        self.chunks.clear()
         counters = self.counters | {"peak_rss_bytes": peak_rss_bytes()}
         return Records(self.stage.name, self.replica, steps, chunks, lost, counters)
 

@@ -13,7 +13,6 @@ class StagePlan(msgspec.Struct, frozen=True):
     most prompt tokens, or frames to decode, of one step.
     """
 
-    family: str
     checkpoint: str
     stage: str
     replica: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,10 +25,11 @@ from omni_lab.core import (
     StageError,
     TextDelta,
 )
+from omni_lab.engine.worker import CHUNKS_KEPT
 from omni_lab.metrics.records import ChunkRow, StepRow
 
-STALL_S = 300.0
-"""A request that hears nothing from any stage for this long has failed: nothing waits for ever."""
+STALL_S = 600.0
+"""A request fails when no stage has sent anything to anybody for this long: nothing waits for ever."""
 
 
 class TextDecoder(Protocol):
@@ -86,9 +88,10 @@ class Pipeline:
         self.effective = effective
         self.requests: dict[str, asyncio.Queue[Payload | str]] = {}
         self.load = {(stage, replica): 0 for stage, count in replicas.items() for replica in range(count)}
-        self.chunks: list[ChunkRow] = []
+        self.chunks: deque[ChunkRow] = deque(maxlen=CHUNKS_KEPT)
         self.records: asyncio.Queue[Records] = asyncio.Queue()
         self.broken: str | None = None
+        self.heard = time.monotonic()
 
     async def start(self) -> None:
         await self.executor.start(self._deliver, self._break)
@@ -140,8 +143,8 @@ class Pipeline:
         workers = list(self.load)
         for stage, replica in workers:
             self.executor.send(stage, replica, TakeRecords())
-        chunks, self.chunks = self.chunks, []
-        measured = Measured(chunks=chunks)
+        measured = Measured(chunks=list(self.chunks))
+        self.chunks.clear()
         for _ in workers:
             records = await self._or_broken(self.records.get())
             measured.lost_steps += records.lost
@@ -156,14 +159,7 @@ class Pipeline:
         reasons: dict[str, str] = {}
         text = ""
         while waiting_for:
-            try:
-                async with asyncio.timeout(STALL_S):
-                    payload = await events.get()
-            except TimeoutError:
-                raise StageError(
-                    f"request {request.id}: no stage sent anything for {STALL_S:.0f} s; still waiting for "
-                    f"{' and '.join(sorted(waiting_for))}"
-                ) from None
+            payload = await self._next(request, events, waiting_for)
             if isinstance(payload, str):
                 raise PipelineError(payload)
             if payload.error:
@@ -180,6 +176,19 @@ class Pipeline:
                 waiting_for.discard(modality)
                 reasons[modality] = payload.finish_reason or "stop"
         yield Finished(reasons, prompt.tokens, text, payload.received_ns)
+
+    async def _next(self, request: Request, events: asyncio.Queue, waiting_for: set[str]) -> Payload | str:
+        """The request's next message. It may queue behind others for long, but not behind silence."""
+        while True:
+            try:
+                async with asyncio.timeout(STALL_S):
+                    return await events.get()
+            except TimeoutError:
+                if time.monotonic() - self.heard >= STALL_S:
+                    missing = " and ".join(sorted(waiting_for))
+                    raise StageError(
+                        f"request {request.id}: no stage sent anything for {STALL_S:.0f} s; still waiting for {missing}"
+                    ) from None
 
     def _stages(self, request: Request) -> list[str]:
         offered = {modality for stage in self.spec.stages for modality in stage.modalities}
@@ -207,6 +216,7 @@ class Pipeline:
 
     def _deliver(self, message: Message) -> None:
         """A message from a worker."""
+        self.heard = time.monotonic()
         if isinstance(message, Records):
             self.records.put_nowait(message)
         elif isinstance(message, Payload):
