@@ -1,4 +1,4 @@
-"""Toggles -> parts: the only place that reads `optimizations`. Experiment in, assembled pipeline out."""
+"""Toggles -> parts: the only place that turns `optimizations` into parts. Experiment in, assembled pipeline out."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +13,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import yaml
-from tqdm import tqdm
 
-from omni_lab.experiment import Experiment, ExperimentError, load_configurations
-from omni_lab.workload.plan import Unit, planned
+def _leave(*_: object) -> NoReturn:
+    sys.exit(130)
+
+
+if __name__ == "__main__":  # Ctrl-C during the imports, before there is anything to keep
+    signal.signal(signal.SIGINT, _leave)
+
+import yaml  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from omni_lab.experiment import Experiment, ExperimentError, load_configurations  # noqa: E402
+from omni_lab.workload.plan import Unit, planned  # noqa: E402
 
 if TYPE_CHECKING:  # what computes is imported once the experiment is known to be right
     from omni_lab.results import RunDirectory
@@ -47,6 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ExperimentError as error:
         print(error, file=sys.stderr)
         return WRONG
+    except (OSError, ValueError, RuntimeError, RecursionError) as error:  # of a file or path that is no such thing
+        cause = " ".join(str(error).split()) or type(error).__name__
+        print(f"{options.experiment}: an input or the output directory cannot be used: {cause[:300]}", file=sys.stderr)
+        return WRONG
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _execute(directory, configurations, datasets, units, options.quiet)
     except KeyboardInterrupt:
@@ -124,6 +139,7 @@ def _execute(
     from omni_lab.core import PipelineError
     from omni_lab.metrics.table import cell_table, ratio_table
     from omni_lab.views.report import write_report
+    from omni_lab.views.trust import not_in_effect
     from omni_lab.workload.cells import run_units
 
     for data in {data.path: data for data in datasets.values() if data.skipped}.values():
@@ -135,6 +151,8 @@ def _execute(
     except PipelineError as error:
         failure = " ".join(str(error).split())
     cells = directory.record["cells"]
+    for line in not_in_effect(directory.record):
+        print(line, file=sys.stderr)
     if cells:
         write_report(directory.path)
         print(cell_table(cells))

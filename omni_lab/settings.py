@@ -10,14 +10,14 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**63 - 1)]
 StageName = Literal["thinker", "talker", "code2wav"]
 Platform = Literal["cpu", "cuda"]
 
@@ -76,7 +76,7 @@ class SamplingConfig(Settings):
     """Defaults of one stage's sampling; temperature 0 is greedy. Fields as in `core.Sampling`."""
 
     temperature: NonNegativeFloat = 0.0
-    top_k: NonNegativeInt = 0
+    top_k: int = Field(0, ge=0, le=1_000_000)
     top_p: float = Field(1.0, gt=0, le=1)
     repetition_penalty: PositiveFloat = 1.0
     seed: NonNegativeInt | None = Field(None, description="null: derived from model.seed and the request's index")
@@ -95,7 +95,9 @@ class StageConfig(Settings):
     device: str = Field("cpu", pattern=r"^(cpu|cuda:\d+|emulated)$", description="cpu, cuda:N or emulated")
     replicas: PositiveInt = 1
     max_num_seqs: PositiveInt = 64
-    max_model_len: int = Field(1024, ge=2, description="tokens of one sequence, prompt and answer together")
+    max_model_len: int = Field(
+        1024, ge=2, le=1_000_000, description="tokens of one sequence, prompt and answer together"
+    )
     kv_cache_mb: PositiveInt = Field(512, description="budget of the key/value cache of one replica")
     sampling: SamplingConfig = SamplingConfig()
 
@@ -155,8 +157,8 @@ class WorkloadConfig(Settings):
     num_prompts: Counts = [64]
     concurrency: Counts | None = None
     arrivals: ArrivalsConfig | None = None
-    warmup: NonNegativeInt | None = Field(None, description="requests before each cell; null: the concurrency")
-    repeats: PositiveInt = 3
+    warmup: int | None = Field(None, ge=0, le=1_000_000, description="requests before each cell; null: the concurrency")
+    repeats: int = Field(3, ge=1, le=1000)
     modalities: list[Literal["text", "audio"]] = Field(["text", "audio"], min_length=1)
     output: OutputConfig = OutputConfig()
     system_prompt: str | None = "You are a helpful voice assistant."
@@ -170,7 +172,7 @@ class WorkloadConfig(Settings):
         if not self.arrivals and not self.concurrency:
             self.concurrency = [1, 16, 32, 64]
         if len(self.num_prompts) not in (1, len(self.loads)):
-            expected = f"one number, or one for each of the {len(self.loads)} concurrencies"
+            expected = f"one number (--set workload.num_prompts=16), or one for each of {len(self.loads)} concurrencies"
             raise wrong("num_prompts", f"expected {expected}, got {len(self.num_prompts)} numbers")
         if len(set(self.loads)) < len(self.loads):
             raise wrong("concurrency", f"expected different numbers, got {self.concurrency}")

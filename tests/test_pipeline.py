@@ -269,3 +269,84 @@ def test_workers_need_little_more_memory_than_their_weights(voice: Path) -> None
     assert set(facts) == {"thinker_r0", "talker_r0", "code2wav_r0"}
     for worker, fact in facts.items():
         assert fact["peak_rss_bytes"] <= 1.25 * fact["weight_bytes"] + 300e6, (worker, fact)
+
+
+@pytest.mark.parametrize(
+    "wrong, field",
+    [
+        ({"id": 5}, "id"),
+        ({"id": ""}, "id"),
+        ({"id": "\ud800"}, "id"),
+        ({"modalities": None}, "modalities"),
+        ({"modalities": (["text"],)}, "modalities"),
+        ({"return_codes": "yes"}, "return_codes"),
+        ({"sampling": None}, "sampling"),
+        ({"sampling": {"taker": Sampling()}}, "sampling.taker"),
+        ({"sampling": {"thinker": None}}, "sampling.thinker"),
+        ({"sampling": {"thinker": Sampling(temperature="hot")}}, "sampling.thinker.temperature"),
+        ({"sampling": {"thinker": Sampling(temperature=float("nan"))}}, "sampling.thinker.temperature"),
+        ({"sampling": {"thinker": Sampling(temperature=-1.0)}}, "sampling.thinker.temperature"),
+        ({"sampling": {"thinker": Sampling(top_p=0.0)}}, "sampling.thinker.top_p"),
+        ({"sampling": {"thinker": Sampling(repetition_penalty=0.0)}}, "sampling.thinker.repetition_penalty"),
+        ({"sampling": {"thinker": Sampling(top_k=2**63)}}, "sampling.thinker.top_k"),
+        ({"sampling": {"talker": Sampling(seed=2**64)}}, "sampling.talker.seed"),
+        ({"sampling": {"talker": Sampling(seed=True)}}, "sampling.talker.seed"),
+        ({"sampling": {"talker": Sampling(max_tokens=0)}}, "sampling.talker.max_tokens"),
+        ({"sampling": {"talker": Sampling(max_tokens=3.5)}}, "sampling.talker.max_tokens"),
+        ({"sampling": {"talker": Sampling(min_tokens=9, max_tokens=8)}}, "sampling.talker.min_tokens"),
+    ],
+)
+def test_a_malformed_request_never_reaches_a_stage(nano: Path, wrong: dict, field: str) -> None:
+    bad = request("bad")
+    for name, value in wrong.items():
+        setattr(bad, name, value)
+
+    async def run() -> None:
+        async with open_pipeline(experiment(nano, *INLINE)) as pipeline:
+            with pytest.raises(RequestError, match=f"^{field}: "):
+                await ask(pipeline, bad)
+            assert workers_at_rest(pipeline) and not pipeline.requests
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("executor", [INLINE, ("executor=process", "connector=shared_memory")])
+def test_an_id_can_be_used_again_at_once(nano: Path, executor: tuple[str, ...]) -> None:
+    async def run() -> None:
+        async with open_pipeline(experiment(nano, *executor)) as pipeline:
+            expected = await ask(pipeline, request("same", "Once upon a time."))
+            for _ in range(5):
+                async with aclosing(pipeline.generate(request("same", text=40, frames=60))) as stream:
+                    await anext(stream)
+                await ask(pipeline, request("same", modalities=("audio",), text=30, frames=2))
+                answer = await ask(pipeline, request("same", "Once upon a time."))
+                assert answer.text_ids == expected.text_ids and np.array_equal(answer.codes, expected.codes)
+            rows = (await pipeline.take_records()).chunks
+            assert {row.request for row in rows} == {"same"}
+
+    asyncio.run(run())
+
+
+def test_many_records_come_in_parts(nano: Path) -> None:
+    async def run() -> None:
+        async with open_pipeline(experiment(nano, *INLINE, "connector=shared_memory")) as pipeline:
+            talker = next(worker for worker in pipeline.executor.workers if worker.stage.name == "talker")
+            talker.chunks.extend(
+                [("thinker->talker", f"r#{index}", index, 1, 10, 1, 2, 3, False) for index in range(50_000)]
+            )
+            for step in range(40_000):
+                talker.clock.record("talker", step, step + 1, 0, 1, 1, "decode")
+            measured = await pipeline.take_records()
+            assert [row.index for row in measured.chunks] == list(range(50_000))
+            assert [row.step for row in measured.steps] == list(range(40_000)) and measured.lost_steps == 0
+
+    asyncio.run(run())
+
+
+def test_an_inline_pipeline_gives_back_its_descriptors(nano: Path) -> None:
+    async def run() -> int:
+        async with open_pipeline(experiment(nano, *INLINE, "connector=shared_memory")):
+            pass
+        return psutil.Process().num_fds()
+
+    assert len({asyncio.run(run()) for _ in range(3)}) == 1

@@ -13,6 +13,8 @@ from omni_lab.core import Payload, Sampling
 
 ALIGNMENT = 16
 ZEROS = b"\0" * ALIGNMENT
+SMALL = 1024
+"""Up to so many bytes a copy is cheaper than a view."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, *INTEGERS)}
@@ -66,7 +68,10 @@ class Broken(msgspec.Struct, tag="broken"):
 
 
 class Records(msgspec.Struct, tag="records"):
-    """From a stage: rows of its step clock, rows of received payloads, and how many steps were lost."""
+    """From a stage: rows of its step clock, rows of received payloads, how many steps were lost.
+
+    Many rows go in several messages; the last one says so.
+    """
 
     stage: str
     replica: int
@@ -74,6 +79,7 @@ class Records(msgspec.Struct, tag="records"):
     chunks: list[tuple]
     lost: int
     counters: dict[str, int]
+    last: bool = True
 
 
 class PayloadHeader(msgspec.Struct, tag="payload"):
@@ -145,12 +151,13 @@ def decode(data: bytearray) -> Message:
     )  # fmt: skip
 
 
-def on_host(tensor: torch.Tensor) -> tuple[str, list[int], memoryview]:
+def on_host(tensor: torch.Tensor) -> tuple[str, list[int], bytes | memoryview]:
     """Name of the dtype, shape and bytes of a tensor; copied only if it lies on a device or in strides."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         tensor = tensor.cpu().contiguous()
     array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return NAMES[tensor.dtype], list(array.shape), memoryview(array.reshape(-1).view(np.uint8))
+    body = array.tobytes() if array.nbytes <= SMALL else memoryview(array.reshape(-1).view(np.uint8))
+    return NAMES[tensor.dtype], list(array.shape), body
 
 
 def padding(size: int) -> int:

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,9 @@ from omni_lab.engine.stage import Emission, Sequence, Stage
 
 CHUNKS_KEPT = 1 << 17
 """Rows about received payloads that are kept until they are asked for; older ones are dropped and counted."""
+
+RECORDS_SENT = 1 << 14
+"""Rows in one message to the client."""
 
 
 class Channel(Protocol):
@@ -134,7 +137,7 @@ class Worker:
                     self.output.drop(request_id)
             case TakeRecords():
                 self.output.drain()
-                self.outboxes[CLIENT, 0].send(self.records())
+                self.outboxes[CLIENT, 0].send(*self.records())
             case Shutdown():
                 self.stopped = True
 
@@ -154,13 +157,17 @@ class Worker:
             self._fail(sequence, error)
             self._leave(sequence)
 
-    def records(self) -> Records:
-        """Steps, received payloads and counters since the last call."""
+    def records(self) -> Iterator[Records]:
+        """Steps, received payloads and counters since the last call, in messages of at most RECORDS_SENT rows."""
         steps, lost = self.clock.take()
         chunks = list(self.chunks)
         self.chunks.clear()
         counters = self.counters | {"peak_rss_bytes": peak_rss_bytes()}
-        return Records(self.stage.name, self.replica, steps, chunks, lost, counters)
+        ends = range(RECORDS_SENT, max(len(steps), len(chunks), 1) + RECORDS_SENT, RECORDS_SENT)
+        for end in ends:
+            part = slice(end - RECORDS_SENT, end)
+            last = end == ends[-1]
+            yield Records(self.stage.name, self.replica, steps[part], chunks[part], lost * last, counters, last)
 
     def _send(self, payloads: list[tuple[Emission, Payload]]) -> None:
         """Called by the output path, from its thread: payloads of one step, one send for each outbox.

@@ -9,10 +9,10 @@ Cell = dict[str, Any]
 
 COLUMNS = (
     ("req/s", "request_throughput", ".3g"),
-    ("TTFT ms", "mean_ttft_ms", ".4g"),
-    ("TTFP ms", "mean_audio_ttfp_ms", ".4g"),
+    ("TTFT ms", "mean_ttft_ms", ".0f"),
+    ("TTFP ms", "mean_audio_ttfp_ms", ".0f"),
     ("RTF", "mean_audio_rtf", ".3g"),
-    ("E2EL ms", "mean_e2el_ms", ".4g"),
+    ("E2EL ms", "mean_e2el_ms", ".0f"),
     ("talker frames/s", "stages.talker.tokens_per_s", ".4g"),
     ("thinker tok/s", "stages.thinker.tokens_per_s", ".4g"),
     ("underrun s", "mean_audio_underrun_s", ".3f"),
@@ -31,7 +31,7 @@ def ratio_table(cells: Sequence[Cell]) -> str:
 
     def ratio(cell: Cell, name: str, _: str) -> str:
         value, base = _figure(cell, name), _figure(first.get(cell["concurrency"], {}), name)
-        return "-" if value is None or not base else f"x{value / base:.2f}"
+        return "-" if value is None or not base else f"x{value / base:.3g}"
 
     others = [cell for cell in cells if cell["configuration"] != cells[0]["configuration"]]
     return _table(others, ratio)

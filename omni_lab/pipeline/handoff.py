@@ -34,25 +34,30 @@ class ChunkedHandoff:
     def push(self, emission: Emission, produced_ns: int) -> Payload | None:
         """Add an emission; the payload that it completes, or None while the chunk is still filling."""
         key = (emission.sequence.request_id, emission.target)
-        stream = self.streams.setdefault(key, Stream())
-        stream.pending.append(emission)
+        stream = self.streams.get(key)
+        if stream is None:
+            stream = self.streams[key] = Stream()
         stream.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
         if not emission.final and stream.rows < self._size(emission.target, stream.index):
+            stream.pending.append(emission)
             return None
+        tensors = merge([*stream.pending, emission]) if stream.pending else emission.tensors
         payload = Payload(
             emission.sequence.request_id,
             self.source,
             emission.target,
             stream.index,
             emission.final,
-            merge(stream.pending),
+            tensors,
             emission.reason,
             produced_ns=produced_ns,
         )
         if emission.final:
             del self.streams[key]
         else:
-            self.streams[key] = Stream(index=stream.index + 1)
+            stream.index += 1
+            stream.rows = 0
+            stream.pending.clear()
         return payload
 
     def drop(self, request_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from omni_lab.connectors.in_process import InProcessChannel
@@ -84,6 +85,7 @@ class InlineExecutor:
         else:
             memory, left, right = create_channel()
             self.senders[pair], self.receivers[pair] = Sender(memory, left), Receiver(memory, right)
+            os.close(memory)
             self.loop.add_reader(right, self.wake.set)
 
     def _drain(self, pair: tuple[End, End]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from omni_lab.connectors.shared_memory import ChannelFull
 from omni_lab.connectors.wire import Abort, Admit, Message, Records, TakeRecords
 from omni_lab.core import (
     CLIENT,
@@ -27,6 +29,7 @@ from omni_lab.core import (
 )
 from omni_lab.engine.worker import CHUNKS_KEPT
 from omni_lab.metrics.records import ChunkRow, StepRow
+from omni_lab.pipeline.validate import check_request
 
 STALL_S = 600.0
 """A request fails when no stage has sent anything to anybody for this long: nothing waits for ever."""
@@ -67,7 +70,11 @@ class Measured:
 
 
 class Pipeline:
-    """A running stage graph. Use it from one asyncio loop; `open_pipeline` in assemble.py makes it."""
+    """A running stage graph. Use it from one asyncio loop; `open_pipeline` in assemble.py makes it.
+
+    Inside, a request goes by its id and a number of its own: a client may use an id again while payloads of the
+    request that had it before are still on their way.
+    """
 
     def __init__(
         self,
@@ -87,6 +94,8 @@ class Pipeline:
         self.executor = executor
         self.effective = effective
         self.requests: dict[str, asyncio.Queue[Payload | str]] = {}
+        self.names: dict[str, str] = {}
+        self.numbers = itertools.count()
         self.load = {(stage, replica): 0 for stage, count in replicas.items() for replica in range(count)}
         self.chunks: deque[ChunkRow] = deque(maxlen=CHUNKS_KEPT)
         self.records: asyncio.Queue[Records] = asyncio.Queue()
@@ -109,14 +118,18 @@ class Pipeline:
         """
         if self.broken:
             raise PipelineError(self.broken)
-        if request.id in self.requests:
+        offered = {modality for stage in self.spec.stages for modality in stage.modalities}
+        check_request(request, list(self.max_lengths), offered)
+        if request.id in self.names.values():
             raise RequestError(f"{request.id!r} is in use; give each request its own id", "id")
-        stages = self._stages(request)
+        stages = self.spec.needed(tuple(request.modalities))
         prompt = self.front_end.prepare(request, self.prompt_limit)
         self._check_lengths(request, prompt)
         routes = {stage: self._least_loaded(stage) for stage in stages}
+        name = f"{request.id}#{next(self.numbers)}"
         events: asyncio.Queue[Payload | str] = asyncio.Queue()
-        self.requests[request.id] = events
+        self.requests[name] = events
+        self.names[name] = request.id
         for route in routes.items():
             self.load[route] += 1
         try:
@@ -124,19 +137,21 @@ class Pipeline:
                 targets = tuple(t for t in self.spec.outputs(stage) if t in stages or self._wanted(stage, t, request))
                 sampling = request.sampling.get(stage, Sampling())
                 options = prompt.options.get(stage, {}) | {"return_codes": request.return_codes}
-                self.executor.send(stage, routes[stage], Admit(request.id, sampling, options, targets, routes))
-            first = Payload(request.id, CLIENT, stages[0], final=True, tensors=prompt.tensors)
+                self.executor.send(stage, routes[stage], Admit(name, sampling, options, targets, routes))
+            first = Payload(name, CLIENT, stages[0], final=True, tensors=prompt.tensors)
             first.produced_ns = time.monotonic_ns()
             self.executor.send(stages[0], routes[stages[0]], first)
             async for event in self._events(request, prompt, events):
                 yield event
+        except ChannelFull as error:
+            raise RequestError(f"{error}; send less media", "messages") from None
         finally:
-            del self.requests[request.id]
+            del self.requests[name], self.names[name]
             for route in routes.items():
                 self.load[route] -= 1
             if not self.broken:  # a stage whose part is done ignores this; one still at work stops
                 for stage, replica in routes.items():
-                    self.executor.send(stage, replica, Abort(request.id))
+                    self.executor.send(stage, replica, Abort(name))
 
     async def take_records(self) -> Measured:
         """What was measured since the last call."""
@@ -145,11 +160,13 @@ class Pipeline:
             self.executor.send(stage, replica, TakeRecords())
         measured = Measured(chunks=list(self.chunks))
         self.chunks.clear()
-        for _ in workers:
+        last = 0
+        while last < len(workers):
             records = await self._or_broken(self.records.get())
+            last += records.last
             measured.lost_steps += records.lost
             measured.counters[f"{records.stage}_r{records.replica}"] = records.counters
-            measured.chunks += [ChunkRow(*row) for row in records.chunks]
+            measured.chunks += [ChunkRow(edge, plain(name), *rest) for edge, name, *rest in records.chunks]
             measured.steps += [StepRow(row[0], records.replica, *row[1:]) for row in records.steps]
         return measured
 
@@ -163,7 +180,7 @@ class Pipeline:
             if isinstance(payload, str):
                 raise PipelineError(payload)
             if payload.error:
-                raise StageError(payload.error)
+                raise StageError(payload.error.replace(payload.request_id, request.id))
             modality = "audio" if "audio" in payload.tensors else "text"
             if modality == "text":
                 token_ids = payload.tensors["token_ids"].tolist()
@@ -189,13 +206,6 @@ class Pipeline:
                     raise StageError(
                         f"request {request.id}: no stage sent anything for {STALL_S:.0f} s; still waiting for {missing}"
                     ) from None
-
-    def _stages(self, request: Request) -> list[str]:
-        offered = {modality for stage in self.spec.stages for modality in stage.modalities}
-        unknown = set(request.modalities) - offered
-        if unknown or not request.modalities:
-            raise RequestError(f"{list(request.modalities)} must name one or more of {sorted(offered)}", "modalities")
-        return self.spec.needed(request.modalities)
 
     def _wanted(self, stage: str, target: str, request: Request) -> bool:
         return target == CLIENT and bool(set(self.spec.stage(stage).modalities) & set(request.modalities))
@@ -255,10 +265,15 @@ def audio_chunk(payload: Payload) -> AudioChunk:
     )
 
 
+def plain(name: str) -> str:
+    """A request's own id."""
+    return name.rpartition("#")[0]
+
+
 def client_chunk(payload: Payload) -> ChunkRow:
     return ChunkRow(
         f"{payload.source}->{CLIENT}",
-        payload.request_id,
+        plain(payload.request_id),
         payload.index,
         int(payload.tensors["frames"]),
         payload.nbytes,

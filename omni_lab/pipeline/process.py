@@ -112,6 +112,7 @@ class ProcessExecutor:
             self.processes[end] = subprocess.Popen(
                 [sys.executable, "-m", "omni_lab.pipeline.worker_process", json.dumps(ends)],
                 pass_fds=[*passed, watched],
+                process_group=0,  # Ctrl-C is for the parent, who then ends its workers
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 env=os.environ | {"OMP_NUM_THREADS": str(self.plans[end].threads)},

@@ -6,26 +6,36 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import sys
 import threading
 
-import msgspec
 
-from omni_lab.connectors.shared_memory import ChannelClosed, Receiver, Sender
-from omni_lab.connectors.wire import Broken, Ready
-from omni_lab.core import CLIENT
-from omni_lab.engine.worker import Worker, peak_rss_bytes
-from omni_lab.families.plan import StagePlan
-from omni_lab.pipeline.build import build_worker
+def watch(lifeline: int) -> None:
+    """End this process at once when its parent is gone, whatever it is doing."""
+
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+ENDS = json.loads(sys.argv[1])
+watch(ENDS["lifeline"])  # before the imports, which take seconds
+
+import msgspec  # noqa: E402
+
+from omni_lab.connectors.shared_memory import ChannelClosed, Receiver, Sender  # noqa: E402
+from omni_lab.connectors.wire import Broken, Ready  # noqa: E402
+from omni_lab.core import CLIENT, PipelineError  # noqa: E402
+from omni_lab.engine.worker import Worker, peak_rss_bytes  # noqa: E402
+from omni_lab.families.plan import StagePlan  # noqa: E402
+from omni_lab.pipeline.build import build_worker  # noqa: E402
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
-    ends = json.loads(sys.argv[1])
-    watch(ends["lifeline"])
-    inboxes = {source: Receiver(memory, bell) for source, (memory, bell) in ends["inboxes"].items()}
-    outboxes = {(stage, replica): Sender(memory, bell) for stage, replica, memory, bell in ends["outboxes"]}
+    inboxes = {source: Receiver(memory, bell) for source, (memory, bell) in ENDS["inboxes"].items()}
+    outboxes = {(stage, replica): Sender(memory, bell) for stage, replica, memory, bell in ENDS["outboxes"]}
     with selectors.DefaultSelector() as selector, contextlib.suppress(ChannelClosed):
         for inbox in inboxes.values():
             selector.register(inbox, selectors.EVENT_READ)
@@ -33,7 +43,11 @@ def main() -> None:
         try:
             worker = build_worker(plan, inboxes, outboxes)
         except Exception as error:
-            outboxes[CLIENT, 0].send(Broken(plan.stage, plan.replica, f"{type(error).__name__}: {error}"))
+            expected = isinstance(error, PipelineError)  # the message says what to mend; a traceback would bury it
+            cause = str(error) if expected else f"{type(error).__name__}: {error}"
+            outboxes[CLIENT, 0].send(Broken(plan.stage, plan.replica, cause))
+            if expected:
+                sys.exit(1)
             raise
         outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, worker.facts | {"peak_rss_bytes": peak_rss_bytes()}))
         serve(worker, selector)
@@ -51,16 +65,6 @@ def wait_for_start(inbox: Receiver, selector: selectors.BaseSelector) -> StagePl
     while not (messages := inbox.receive()):
         selector.select()
     return msgspec.json.decode(messages[0].plan, type=StagePlan)
-
-
-def watch(lifeline: int) -> None:
-    """End this process at once when its parent is gone, whatever it is doing."""
-
-    def wait() -> None:
-        os.read(lifeline, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -23,8 +24,18 @@ def warnings(run: Run) -> list[str]:
     """One sentence for each reason; empty if there is none."""
     if run.cells.empty:
         return ["The run has no finished cell."]
-    return [
+    reasons = [
         f"{_name(cell)}: {reason}" for _, cell in run.cells.iterrows() for reason in _reasons(cell, _inline(run, cell))
+    ]
+    return not_in_effect(run.record) + reasons
+
+
+def not_in_effect(record: dict[str, Any]) -> list[str]:
+    """One sentence for each toggle that was asked for and is not in effect in a configuration."""
+    return [
+        f"{name}: optimizations.{key} is not in effect: {note}."
+        for name, configuration in record.get("configurations", {}).items()
+        for key, note in ((configuration.get("effective") or {}).get("notes") or {}).items()
     ]
 
 

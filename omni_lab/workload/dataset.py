@@ -60,7 +60,7 @@ def load_dataset(workload: WorkloadConfig) -> Dataset:
     """The set that the workload names. Raises ExperimentError naming file and line."""
     path = zoo.bundled_set() if workload.dataset == "bundled" else _file(Path(workload.dataset))
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{path}: expected a readable UTF-8 text file: {error}") from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
@@ -133,10 +133,13 @@ def _with_paths(message: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _with_path(part: Any, folder: Path) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     source = part.get(kind) if kind in MEDIA else None
+    if isinstance(kind, str) and kind.removesuffix("_url") in MEDIA and isinstance(part.get(kind), dict):
+        url = part[kind].get("url")
+        return part | {kind: part[kind] | {"url": str(folder / url)}} if _is_path(url) else part
     if isinstance(source, list):
         return part | {kind: [str(folder / item) if _is_path(item) else item for item in source]}
     return part | {kind: str(folder / source)} if _is_path(source) else part
 
 
 def _is_path(source: Any) -> bool:
-    return isinstance(source, str) and not source.startswith(("data:", "http://", "https://"))
+    return isinstance(source, str) and not source.startswith(("data:", "http://", "https://", "file://"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ def _build_nano(target: Path) -> None:
             return
         for left_over in target.parent.glob(".nano-*"):  # of builds that were killed
             shutil.rmtree(left_over)
+        print(f"building the checkpoint nano in {target}, once", file=sys.stderr)
         from omni_lab.zoo import nano  # imports transformers' model classes: seconds
 
         scratch = Path(tempfile.mkdtemp(prefix=".nano-", dir=target.parent))

@@ -106,7 +106,7 @@ class ThinkerStage:
             self.positions[row] = prompt["positions"].max() + 1
         tokens = self.sampler.pick(logits, batch[0].row)
         self._commit(batch, tokens)
-        for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.split(1), spans, strict=True):
+        for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.tolist(), spans, strict=True):
             handed = talker_prompt(prompt, hidden, first) if TALKER in sequence.targets else {}
             emissions += self._emit(sequence, token, handed)
             sequence.state.prompt = {}
@@ -122,7 +122,7 @@ class ThinkerStage:
         lengths += 1
         self.positions[:count] += 1
         emissions = []
-        for sequence, token in zip(batch, tokens.split(1), strict=True):
+        for sequence, token in zip(batch, tokens.tolist(), strict=True):
             emissions += self._emit(sequence, token, {})
         return emissions, count
 
@@ -131,20 +131,21 @@ class ThinkerStage:
         self.sampler.commit(list(range(first, first + len(batch))), tokens)
         self.tokens[first : first + len(batch)] = tokens
 
-    def _emit(self, sequence: Sequence, token: torch.Tensor, handed: dict[str, torch.Tensor]) -> list[Emission]:
+    def _emit(self, sequence: Sequence, token: int, handed: dict[str, torch.Tensor]) -> list[Emission]:
         state = sequence.state
         state.sampled += 1
         reason = None
-        if int(token) == self.sampler.stop_token:
+        if token == self.sampler.stop_token:
             reason = "stop"
         elif state.sampled == sequence.sampling.max_tokens:
             reason = "length"
         sequence.finished = reason is not None
         emissions = []
+        token_ids = torch.tensor([token])
         if CLIENT in sequence.targets:
-            emissions.append(Emission(sequence, CLIENT, {"token_ids": token}, sequence.finished, reason))
+            emissions.append(Emission(sequence, CLIENT, {"token_ids": token_ids}, sequence.finished, reason))
         if TALKER in sequence.targets:
-            spoken = {} if sequence.finished else {"token_ids": token}
+            spoken = {} if sequence.finished else {"token_ids": token_ids}
             emissions.append(Emission(sequence, TALKER, spoken | handed, sequence.finished, reason))
         return emissions
 

@@ -47,6 +47,12 @@ class Video:
     fps: float
 
 
+LOUDEST = 1e3
+"""Of audio samples; far above full scale the spectrum's power leaves the range of float32."""
+RATES = (1000, 768_000)
+FPS = (0.001, 1000)
+
+
 def open_source(source: Any, field: str) -> Path | io.BytesIO:
     """A file to read: a local path, or the content of bytes and data URLs. Raises RequestError for anything else."""
     if isinstance(source, bytes | bytearray):
@@ -73,8 +79,8 @@ def load_audio(part: MediaPart, max_seconds: float) -> np.ndarray:
         samples, rate = _audio_file(part, max_seconds)
     if len(samples) > max_seconds * rate:
         raise RequestError(f"is {len(samples) / rate:.1f} s long; the limit is {max_seconds:.0f} s", part.field)
-    if not np.isfinite(samples).all():
-        raise RequestError("contains values that are not finite", part.field)
+    if not (np.abs(samples) <= LOUDEST).all():
+        raise RequestError(f"contains values that are not finite, or above {LOUDEST:g}; full scale is 1", part.field)
     if rate != SAMPLE_RATE:
         import soxr
 
@@ -86,8 +92,8 @@ def load_audio(part: MediaPart, max_seconds: float) -> np.ndarray:
 
 def _audio_array(part: MediaPart) -> tuple[np.ndarray, float]:
     rate = part.options.get("rate")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
-        raise RequestError(f"an array needs its 'rate' in Hz, got {rate!r}", part.field)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not RATES[0] <= rate <= RATES[1]:
+        raise RequestError(f"an array needs its 'rate' in Hz, from {RATES[0]} to {RATES[1]}, got {rate!r}", part.field)
     samples = part.source
     if samples.ndim not in (1, 2) or samples.dtype.kind not in "fi":
         raise RequestError(
@@ -157,8 +163,8 @@ def load_image(part: MediaPart) -> Image.Image:
 def load_video(part: MediaPart) -> Video:
     """Frames of one size; of an animation those that show at the times 0, 1/fps, 2/fps, ..."""
     fps = part.options.get("fps", DEFAULT_FPS)
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-        raise RequestError(f"fps must be a number above 0, got {fps!r}", part.field)
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not FPS[0] <= fps <= FPS[1]:
+        raise RequestError(f"fps must be a number from {FPS[0]} to {FPS[1]}, got {fps!r}", part.field)
     if isinstance(part.source, list | tuple):
         sources = part.source[: MAX_FRAMES + 1]
         frames = [_image(frame, f"{part.field}[{index}]") for index, frame in enumerate(sources)]
@@ -178,11 +184,10 @@ def _image(source: Any, field: str) -> Image.Image:
             shape = f"{source.dtype} {list(source.shape)}"
             raise RequestError(f"expected a uint8 array [height, width, 3], got {shape}", field)
         return Image.fromarray(source)
-    if isinstance(source, Image.Image):
-        return _rgb(source)
-    source = open_source(source, field)
+    if not isinstance(source, Image.Image):
+        source = open_source(source, field)
     try:
-        return _rgb(ImageOps.exif_transpose(Image.open(source)))
+        return _rgb(source if isinstance(source, Image.Image) else ImageOps.exif_transpose(Image.open(source)))
     except UNREADABLE as error:
         raise RequestError(f"cannot be read as an image: {error}", field) from None
 

@@ -100,7 +100,7 @@ def _media(part: dict[str, Any], field: str) -> MediaPart:
         raise RequestError("is missing", f"{field}.{key}")
     options = {name: value for name, value in part.items() if name not in ("type", key) and value is not None}
     if unknown := options.keys() - OPTIONS[kind]:
-        raise RequestError(f"is not supported with {key}; leave it out", f"{field}.{min(unknown)}")
+        raise RequestError(f"is not supported with {key}; leave it out", f"{field}.{min(unknown, key=str)}")
     return MediaPart(kind, source, options, f"{field}.{key}")
 
 
