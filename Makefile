@@ -8,6 +8,10 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.installed
 
+# The first import of a module keeps its bytecode, also where the caller's environment says not to: compiling torch
+# anew in every worker process takes seconds and memory.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test lint schema clean
 .DELETE_ON_ERROR:
 

@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "no speed": (
         [user({"type": "video", "video": [picture(40, 40, 1)], "fps": 0})],
-        rf"{CONTENT}\[0\].video: fps must be a number above 0",
+        rf"{CONTENT}\[0\].video: fps must be a number from 0.001 to 1000",
     ),
     "not a video": (
         [user({"type": "video", "video": b"abc"})],

@@ -29,6 +29,7 @@ name: small
 model: {checkpoint: nano}
 executor: inline
 connector: in_process
+optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
 stages: {thinker: {sampling: {max_tokens: 12}}, talker: {sampling: {max_tokens: 9}}}
 chunking: {initial_frames: 2, frames: 5, left_context: 5}
 workload: {num_prompts: 3, concurrency: [1, 2], warmup: 1, repeats: 2}
@@ -243,3 +244,23 @@ def test_open_loop_and_requests_that_fail(experiment: Path, tmp_path: Path, run:
     failed = run(experiment, *options, "--out", "b")
     assert failed.status == 1 and failed.out[-1] == "b"
     assert "no request was completed" in failed.err and failed.err.count("\n") == 1
+
+
+def test_a_toggle_that_is_not_in_effect_is_named(experiment: Path, run: Callable[..., Done]) -> None:
+    done = run(
+        experiment, "--set", "optimizations.graphs.talker=true", "--set", "workload={num_prompts: 1, repeats: 1}"
+    )
+    assert done.status == 0 and "small: optimizations.graphs.talker is not in effect" in done.err
+    assert "graphs.thinker" not in done.err
+
+
+def commands() -> list[list[str]]:
+    lines = [line.partition("#")[0].split() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
+    return [line[3:] for line in lines if line[:3] == [".venv/bin/python", "-m", "omni_lab.run"]]
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_the_commands_of_the_readme_are_right(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "cells, in this order:" in capsys.readouterr().out
