@@ -79,7 +79,8 @@ class Sampler:
             logits = torch.where(self.seen[rows] & self._where(penalized), scores, logits)
         early = [row for row, s in enumerate(samplings) if self.counts[first_row + row] < s.min_tokens]
         if early:
-            logits[early, self.stop_token] = -torch.inf
+            rows_early = slice(None) if len(early) == len(samplings) else early
+            logits[rows_early, self.stop_token] = -torch.inf
         greedy = [sampling.temperature == 0.0 for sampling in samplings]
         if all(greedy):
             return logits.argmax(-1)

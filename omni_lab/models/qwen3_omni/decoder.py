@@ -28,6 +28,9 @@ class Decoder:
         self.layers = [Layer(config, index, dtype, device) for index in range(config.layers)]
         self.norm = RMSNorm((config.hidden_size,), config.rms_norm_eps, device)
         self.rotary = Rotary(config, dtype, device)
+        self.places = torch.arange(0, device=device)
+        self.seen_score = torch.zeros((), dtype=dtype, device=device)
+        self.hidden_score = torch.full((), -math.inf, dtype=dtype, device=device)
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
         slots = {f"{prefix}norm.weight": self.norm.weight}
@@ -99,10 +102,11 @@ class Decoder:
 
     def _mask(self, lengths: torch.Tensor, end: int) -> torch.Tensor:
         """Additive mask [B * kv_heads, 1, end]: 0 up to and at lengths[b], -inf beyond."""
-        beyond = torch.arange(end, device=lengths.device) > lengths.repeat_interleave(self.config.kv_heads).view(
-            -1, 1, 1
-        )
-        return torch.zeros(beyond.shape, dtype=self.rotary.dtype, device=lengths.device).masked_fill_(beyond, -math.inf)
+        device, kv_heads = lengths.device, self.config.kv_heads
+        if self.places.shape[0] < end:
+            self.places = torch.arange(2 * end, device=device)
+        mask = torch.where(self.places[:end] > lengths.view(-1, 1, 1), self.hidden_score, self.seen_score)
+        return mask.expand(kv_heads, -1, -1, -1).transpose(0, 1).reshape(-1, 1, end)
 
 
 class Layer:
@@ -216,6 +220,7 @@ class Rotary:
         size = config.head_dim
         self.dtype = dtype
         self.frequencies = config.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
+        self.both_halves = torch.cat((self.frequencies, self.frequencies))
         self.axis = torch.zeros(size // 2, dtype=torch.int64, device=device)
         for axis in (1, 2) if config.mrope_section else ():
             self.axis[axis : 3 * config.mrope_section[axis] : 3] = axis
@@ -234,8 +239,7 @@ class Rotary:
 
         For single tokens one product replaces the several calls of `rotate`.
         """
-        angles = positions.float().unsqueeze(1) * self.frequencies
-        angles = torch.cat((angles, angles), -1).unsqueeze(1)
+        angles = positions.float().view(-1, 1, 1) * self.both_halves
         return torch.addcmul(angles.cos() * self.identity, angles.sin(), self.quarter_turn).to(self.dtype)
 
 
