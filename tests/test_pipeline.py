@@ -268,7 +268,10 @@ def test_workers_need_little_more_memory_than_their_weights(voice: Path) -> None
     asyncio.run(run())
     assert set(facts) == {"thinker_r0", "talker_r0", "code2wav_r0"}
     for worker, fact in facts.items():
-        assert fact["peak_rss_bytes"] <= 1.25 * fact["weight_bytes"] + 300e6, (worker, fact)
+        # How much of torch's libraries is resident after an import (200 to 300 MB) is the kernel's choice, so what
+        # counts is what the worker adds: its weights once, pages of the checkpoint, and kernels as they are first used.
+        added = fact["peak_rss_bytes"] - fact["runtime_rss_bytes"]
+        assert added <= 1.25 * fact["weight_bytes"] + 100e6, (worker, fact)
 
 
 @pytest.mark.parametrize(

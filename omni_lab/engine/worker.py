@@ -203,7 +203,7 @@ class Worker:
 
 
 def peak_rss_bytes() -> int:
-    """The largest resident memory of this process so far.
+    """The largest resident memory of this process so far, pages of shared libraries included.
 
     Linux's VmHWM begins with the program; getrusage, the way elsewhere, may still hold its parent's peak.
     """

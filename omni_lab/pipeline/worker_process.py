@@ -40,6 +40,7 @@ def main() -> None:
         for inbox in inboxes.values():
             selector.register(inbox, selectors.EVENT_READ)
         plan = wait_for_start(inboxes[CLIENT], selector)
+        runtime = {"runtime_rss_bytes": peak_rss_bytes()}  # interpreter and libraries, before any weight is read
         try:
             worker = build_worker(plan, inboxes, outboxes)
         except Exception as error:
@@ -49,7 +50,8 @@ def main() -> None:
             if expected:
                 sys.exit(1)
             raise
-        outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, worker.facts | {"peak_rss_bytes": peak_rss_bytes()}))
+        facts = worker.facts | runtime | {"peak_rss_bytes": peak_rss_bytes()}
+        outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, facts))
         serve(worker, selector)
 
 
