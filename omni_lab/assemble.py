@@ -69,6 +69,7 @@ def plan_stage(
 ) -> StagePlan:
     """What one replica of one stage is made of."""
     toggles, chunking = experiment.optimizations, experiment.chunking
+    hot_path = toggles.hot_path
     config = experiment.stages[stage.name if stage.name in experiment.stages else "thinker"]
     frames = chunk_sizes(chunking.initial_frames, chunking.frames, chunking.ramp)
     device = config.device
@@ -88,6 +89,15 @@ def plan_stage(
         left_context=chunking.left_context,
         output="async" if toggles.async_output else "sync",
         threads=THREADS,
+        engine=config.engine,
+        step="captured" if toggles.graphs.get(stage.name) else "eager",
+        state="resident" if hot_path.resident_state else "host",
+        positions="linear" if hot_path.linear_positions else "multimodal",
+        predictor="cached" if hot_path.code_predictor else "generate",
+        vocoder="stateful" if toggles.stateful_code2wav else "context",
+        prefix="new" if hot_path.decode_only_handoff else "all",
+        payload="rows" if hot_path.row_payloads else "serialized",
+        processes=1 if hot_path.single_process_executor else 2,
     )
 
 

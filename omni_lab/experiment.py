@@ -72,19 +72,14 @@ def unavailable(experiment: Experiment) -> list[str]:
     """What the experiment asks for and this version does not have: "key: reason" for each."""
     reasons = []
     for name, stage in experiment.stages.items():
-        if stage.engine == "vllm":
-            reasons.append(f"stages.{name}.engine: vllm is not available in this version; use torch or transformers")
+        if stage.engine == "vllm" and name != "thinker":
+            reasons.append(f"stages.{name}.engine: vllm runs the thinker alone; use torch")
         if stage.device == "emulated":
             reasons.append(f"stages.{name}.device: emulated is not available in this version; use cpu or cuda:N")
     if experiment.executor == "ray":
         reasons.append("executor: ray is not available in this version; use process or inline")
     if experiment.connector == "mooncake":
         reasons.append("connector: mooncake is not available in this version; use shared_memory")
-    for key, value in experiment.optimizations.hot_path:
-        if not value:
-            reasons.append(f"optimizations.hot_path.{key}: only true is available in this version")
-    if experiment.optimizations.stateful_code2wav:
-        reasons.append("optimizations.stateful_code2wav: only false is available in this version")
     if experiment.profile.enabled:
         reasons.append("profile.enabled: only false is available in this version")
     return reasons
