@@ -19,6 +19,8 @@ from omni_lab.connectors.wire import ALIGNMENT, Message, decode, encode, padding
 from omni_lab.core import Payload
 
 HEADER = 64
+JOINED = 4096
+"""Up to so many bytes the parts of a message are joined and written at once."""
 SKIP = (1 << 64) - 1
 CAPACITY = 64 << 20
 """Bytes of one ring; pages that no message has touched cost nothing."""
@@ -105,6 +107,8 @@ class Sender(Ring):
         start = self._reserve(record)
         struct.pack_into("<Q", self.map, start, size)
         offset = start + ALIGNMENT
+        if size <= JOINED:
+            parts = [b"".join(parts)]
         for part in parts:
             self.map[offset : offset + len(part)] = part
             offset += len(part)

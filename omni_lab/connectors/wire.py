@@ -139,11 +139,10 @@ def decode(data: bytearray) -> Message:
     tensors = {}
     for name, dtype_name, shape in header.tensors:
         dtype = DTYPES[dtype_name]
-        size = math.prod(shape) * dtype.itemsize
-        raw = (
-            torch.from_numpy(np.frombuffer(data, np.uint8, size, offset)) if size else torch.empty(0, dtype=torch.uint8)
-        )
-        tensors[name] = raw.view(dtype).view(shape)
+        count = math.prod(shape)
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
+        tensors[name] = flat if len(shape) == 1 else flat.view(shape)
+        size = count * dtype.itemsize
         offset += size + padding(size)
     return Payload(
         header.request_id, header.source, header.target, header.index, header.final, tensors, header.finish_reason,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from omni_lab.core import Payload
+from omni_lab.engine.blocks import Block, gather, scatter
 from omni_lab.engine.stage import Emission
 
 
@@ -25,13 +26,21 @@ Send = Callable[[list[tuple[Emission, Payload]]], None]
 
 
 class SyncOutput:
-    """Payloads are built and sent inside the step: the next step starts when the last byte is out."""
+    """Payloads are built and sent inside the step: the next step starts when the last byte is out.
+
+    The rows of a chunk that is still filling are copies too: a captured step overwrites its buffers.
+    """
 
     def __init__(self, handoff: Handoff, send: Send) -> None:
         self.handoff = handoff
         self.send = send
 
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
+        self.build(gather(emissions), emissions, produced_ns)
+
+    def build(self, snapshot: list[Block], emissions: list[Emission], produced_ns: int) -> None:
+        """Send the payloads that these emissions, whose tensors are in the snapshot, complete."""
+        scatter(snapshot, emissions)
         pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
         self.send([(emission, payload) for emission, payload in pushed if payload is not None])
 
@@ -64,9 +73,7 @@ class AsyncOutput:
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
         self._raise()
         if emissions:
-            for emission in emissions:
-                emission.tensors = {name: tensor.clone() for name, tensor in emission.tensors.items()}
-            self.jobs.put(partial(self.inside.emit, emissions, produced_ns))
+            self.jobs.put(partial(self.inside.build, gather(emissions), emissions, produced_ns))
 
     def drop(self, request_id: str) -> None:
         self.jobs.put(partial(self.inside.drop, request_id))

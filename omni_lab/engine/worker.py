@@ -15,7 +15,7 @@ import torch
 
 from omni_lab.connectors.shared_memory import ChannelClosed, ChannelFull
 from omni_lab.connectors.wire import Abort, Admit, Message, Records, Shutdown, TakeRecords
-from omni_lab.core import CLIENT, Payload
+from omni_lab.core import CLIENT, Payload, PipelineError
 from omni_lab.engine.clock import StepClock
 from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
 from omni_lab.engine.scheduler import ContinuousBatching, LeastServedBatching
@@ -36,11 +36,20 @@ class Channel(Protocol):
     def receive(self) -> list[Message]: ...
 
 
+class InputError(Exception):
+    """A stage could not take the input of `sequence`, and found out only when it was asked for the next step."""
+
+    def __init__(self, sequence: Sequence, cause: str) -> None:
+        super().__init__(cause)
+        self.sequence = sequence
+
+
 class Worker:
     """Runs one replica of one stage. `turn` is the whole loop; who calls it and how it waits is the executor's.
 
     `inboxes` are the receiving ends by source, the client's first; `outboxes` the sending ends by
-    (target, replica).
+    (target, replica). `unpack` gives a payload of another stage its tensors back (pipeline/packing.py); `end` ends what
+    the stage keeps outside the worker.
     """
 
     def __init__(
@@ -54,6 +63,8 @@ class Worker:
         inboxes: dict[str, Channel],
         outboxes: dict[tuple[str, int], Channel],
         facts: dict[str, int],
+        unpack: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         self.stage = stage
         self.replica = replica
@@ -63,6 +74,8 @@ class Worker:
         self.inboxes = inboxes
         self.outboxes = outboxes
         self.facts = facts
+        self.unpack = unpack
+        self.end = end
         self.sequences: dict[str, Sequence] = {}
         self.chunks: deque[tuple] = deque(maxlen=CHUNKS_KEPT)
         self.counters = {"late_payloads": 0, "lost_chunks": 0}
@@ -73,13 +86,19 @@ class Worker:
     def turn(self) -> bool:
         """Take in what has arrived and take one step; False when there was nothing to step.
 
-        Time between turns, and turns that found nothing to do, are idle: no gap of the step loop.
+        Time between turns, and turns that found nothing to do, are idle: no gap of the step loop. Raises PipelineError
+        if the stage itself is gone.
         """
         began_ns = time.monotonic_ns()
         self.idle_ns += began_ns - self.left_ns
         for message in self._receive():
             self._handle(message)
-        scheduled = self.scheduler.schedule()
+        try:
+            scheduled = self.scheduler.schedule()
+        except InputError as error:
+            self._fail(error.sequence, error)
+            self._leave(error.sequence)
+            return True
         if scheduled is None:
             self.left_ns = time.monotonic_ns()
             self.idle_ns += self.left_ns - began_ns
@@ -95,6 +114,8 @@ class Worker:
             emissions, tokens = self.stage.step(kind, batch)
             produced_ns = time.monotonic_ns()
             self.output.emit(emissions, produced_ns)
+        except PipelineError:
+            raise
         except Exception as error:  # a step serves many requests: all of them hear of it, the worker goes on
             tokens = 0
             for sequence in batch:
@@ -108,6 +129,7 @@ class Worker:
 
     def close(self) -> None:
         self.output.close()
+        self.end()
 
     def _receive(self) -> list[Message]:
         """Everything that has arrived, control first.
@@ -143,6 +165,8 @@ class Worker:
 
     def _accept(self, payload: Payload) -> None:
         edge = f"{payload.source}->{payload.target}"
+        if payload.source != CLIENT:
+            payload.tensors = self.unpack(payload.tensors)
         rows = next((len(tensor) for tensor in payload.tensors.values() if tensor.ndim), 0)
         self.counters["lost_chunks"] += len(self.chunks) == CHUNKS_KEPT
         times = (payload.produced_ns, payload.sent_ns, payload.received_ns)
@@ -162,7 +186,7 @@ class Worker:
         steps, lost = self.clock.take()
         chunks = list(self.chunks)
         self.chunks.clear()
-        counters = self.counters | {"peak_rss_bytes": peak_rss_bytes()}
+        counters = self.counters | self.stage.counters | {"peak_rss_bytes": peak_rss_bytes()}
         ends = range(RECORDS_SENT, max(len(steps), len(chunks), 1) + RECORDS_SENT, RECORDS_SENT)
         for end in ends:
             part = slice(end - RECORDS_SENT, end)

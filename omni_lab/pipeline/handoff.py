@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -9,26 +10,32 @@ import torch
 
 from omni_lab.core import CLIENT, Payload
 from omni_lab.engine.stage import Emission
+from omni_lab.pipeline.packing import Tensors, as_rows, mark_new
 
 
 @dataclass(slots=True)
 class Stream:
-    """What one request has emitted to one target and not yet handed over."""
+    """What one request has emitted to one target and not yet handed over; `sent` is kept by who sends it again."""
 
-    pending: list[Emission] = field(default_factory=list)
+    pending: list[Tensors] = field(default_factory=list)
     rows: int = 0
     index: int = 0
+    sent: Tensors = field(default_factory=dict)
 
 
 class ChunkedHandoff:
     """Rows go over as they come, in chunks whose k-th size is `sizes(target)[k]`; the last size repeats.
 
-    The client gets every emission at once: it waits for nothing.
+    The client gets every emission at once: it waits for nothing. `pack` is how the tensors of a payload travel to
+    another stage (see packing.py).
     """
 
-    def __init__(self, source: str, sizes: dict[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, source: str, sizes: dict[str, tuple[int, ...]], pack: Callable[[Tensors], Tensors] = as_rows
+    ) -> None:
         self.source = source
         self.sizes = sizes
+        self.pack = pack
         self.streams: dict[tuple[str, str], Stream] = {}
 
     def push(self, emission: Emission, produced_ns: int) -> Payload | None:
@@ -39,9 +46,11 @@ class ChunkedHandoff:
             stream = self.streams[key] = Stream()
         stream.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
         if not emission.final and stream.rows < self._size(emission.target, stream.index):
-            stream.pending.append(emission)
+            stream.pending.append(emission.tensors)
             return None
-        tensors = merge([*stream.pending, emission]) if stream.pending else emission.tensors
+        tensors = merge([*stream.pending, emission.tensors]) if stream.pending else emission.tensors
+        if emission.target != CLIENT:
+            tensors = self.pack(self._content(stream, tensors))
         payload = Payload(
             emission.sequence.request_id,
             self.source,
@@ -65,6 +74,10 @@ class ChunkedHandoff:
         for key in [key for key in self.streams if key[0] == request_id]:
             del self.streams[key]
 
+    def _content(self, stream: Stream, new: Tensors) -> Tensors:
+        """What a chunk with these new rows carries to the next stage."""
+        return new
+
     def _size(self, target: str, index: int) -> int:
         sizes = self.sizes.get(target, (1,))
         return sizes[min(index, len(sizes) - 1)]
@@ -77,10 +90,18 @@ class WholeHandoff(ChunkedHandoff):
         return 1 if target == CLIENT else 1 << 62
 
 
-def merge(emissions: list[Emission]) -> dict[str, torch.Tensor]:
+class PrefixHandoff(ChunkedHandoff):
+    """Every chunk carries its whole stream so far again, not only the new rows; its bytes grow with the answer."""
+
+    def _content(self, stream: Stream, new: Tensors) -> Tensors:
+        stream.sent = merge([stream.sent, new])
+        return mark_new(stream.sent, new)
+
+
+def merge(several: list[Tensors]) -> Tensors:
     """The tensors of several emissions as one: concatenated along their rows, name by name."""
     parts: dict[str, list[torch.Tensor]] = {}
-    for name, tensor in chain.from_iterable(emission.tensors.items() for emission in emissions):
+    for name, tensor in chain.from_iterable(tensors.items() for tensors in several):
         parts.setdefault(name, []).append(tensor)
     return {name: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for name, tensors in parts.items()}
 

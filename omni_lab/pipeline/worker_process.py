@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import selectors
 import sys
-import threading
 
-
-def watch(lifeline: int) -> None:
-    """End this process at once when its parent is gone, whatever it is doing."""
-
-    def wait() -> None:
-        os.read(lifeline, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
-
+from omni_lab.pipeline.lifeline import watch
 
 ENDS = json.loads(sys.argv[1])
 watch(ENDS["lifeline"])  # before the imports, which take seconds
@@ -52,7 +41,11 @@ def main() -> None:
             raise
         facts = worker.facts | runtime | {"peak_rss_bytes": peak_rss_bytes()}
         outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, facts))
-        serve(worker, selector)
+        try:
+            serve(worker, selector)
+        except PipelineError as error:  # the stage itself is gone
+            outboxes[CLIENT, 0].send(Broken(plan.stage, plan.replica, str(error)))
+            sys.exit(1)
 
 
 def serve(worker: Worker, selector: selectors.BaseSelector) -> None:
