@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW, at_least
 from omni_lab.models.qwen3_omni.mlp import DenseMLP, ExpertMLP
+from omni_lab.models.qwen3_omni.rotary import LinearRotation, Rotary, Rotation, rotate
 
 Span = tuple[int, int, int]
 """(row, start, stop): the sequence in cache row `row` owns packed positions start..stop of a prefill."""
@@ -23,12 +24,18 @@ Span = tuple[int, int, int]
 class Decoder:
     """A stack of decoder layers with its final norm. The K/V cache is the caller's (see `engine/kv_cache.py`)."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        rotation: type[Rotation] = LinearRotation,
+    ) -> None:
         self.config = config
         self.layers = [Layer(config, index, dtype, device) for index in range(config.layers)]
         self.norm = RMSNorm((config.hidden_size,), config.rms_norm_eps, device)
         self.rotary = Rotary(config, dtype, device)
-        self.places = torch.arange(0, device=device)
+        self.rotation = rotation(self.rotary)
         self.seen_score = torch.zeros((), dtype=dtype, device=device)
         self.hidden_score = torch.full((), -math.inf, dtype=dtype, device=device)
 
@@ -66,7 +73,8 @@ class Decoder:
             if index == capture == 0:
                 captured = x
             qk, value = layer.project(x)
-            attended = layer.attend_spans(rotate(qk, cos, sin), value, spans, cache.keys[index], cache.values[index])
+            rows = [cache.row(index, row) for row, _, _ in spans]
+            attended = layer.attend_spans(rotate(qk, cos, sin), value, spans, rows)
             x = layer.finish(x, attended)
             if index + 1 == capture:
                 captured = x
@@ -80,7 +88,8 @@ class Decoder:
     def decode(
         self, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, cache: Any, end: int
     ) -> torch.Tensor:
-        """One token for each of rows 0..B-1: inputs [B, H] at rotary positions [B] -> normed hidden states [B, H].
+        """One token for each of rows 0..B-1: inputs [B, H] at rotary positions [B] (or [B, 3], as the
+        decoder's rotation wants them) -> normed hidden states [B, H].
 
         Row b writes its keys and values at position lengths[b] and attends to 0..lengths[b]; `end` bounds the
         positions that are read; the cache has a multiple of INVARIANT_WINDOW of them. A pure function of tensors
@@ -88,25 +97,23 @@ class Decoder:
         """
         rows = x.shape[0]
         end += -end % INVARIANT_WINDOW
-        rotation = self.rotary.matrices(positions)
+        rotation = self.rotation.at(positions)
         lines = cache.lines_at(lengths)
-        keys, values = cache.window(rows, end)
+        windows = cache.window(rows, end)
         mask = self._mask(lengths, end)
         x = at_least(x)
-        for layer, target, seen_keys, seen_values in zip(self.layers, cache.lines, keys, values, strict=True):
+        for layer, target, (keys, values) in zip(self.layers, cache.lines, windows, strict=True):
             qk, value = layer.project(x)
-            query, key = torch.split_with_sizes(torch.bmm(qk[:rows], rotation), layer.sizes, 1)
+            query, key = torch.split_with_sizes(self.rotation.turn(qk[:rows], rotation), layer.sizes, 1)
             target.index_copy_(0, lines, torch.cat((key, value[:rows]), 1).view(-1, layer.head_dim))
-            x = layer.finish(x, at_least(layer.attend(query, seen_keys, seen_values, mask)), alone=rows == 1)
+            x = layer.finish(x, at_least(layer.attend(query, keys, values, mask)), alone=rows == 1)
         return self.norm(x)[:rows]
 
     def _mask(self, lengths: torch.Tensor, end: int) -> torch.Tensor:
         """Additive mask [B * kv_heads, 1, end]: 0 up to and at lengths[b], -inf beyond."""
-        device, kv_heads = lengths.device, self.config.kv_heads
-        if self.places.shape[0] < end:
-            self.places = torch.arange(2 * end, device=device)
-        mask = torch.where(self.places[:end] > lengths.view(-1, 1, 1), self.hidden_score, self.seen_score)
-        return mask.expand(kv_heads, -1, -1, -1).transpose(0, 1).reshape(-1, 1, end)
+        places = torch.arange(end, device=lengths.device)
+        mask = torch.where(places > lengths.view(-1, 1, 1), self.hidden_score, self.seen_score)
+        return mask.expand(self.config.kv_heads, -1, -1, -1).transpose(0, 1).reshape(-1, 1, end)
 
 
 class Layer:
@@ -166,15 +173,19 @@ class Layer:
         return torch.bmm(torch.softmax(scores, -1), values).view(query.shape[0], -1)
 
     def attend_spans(
-        self, qk: torch.Tensor, value: torch.Tensor, spans: list[Span], keys: torch.Tensor, values: torch.Tensor
+        self,
+        qk: torch.Tensor,
+        value: torch.Tensor,
+        spans: list[Span],
+        rows: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
         """Causal attention inside each span [N, heads * hd]; keys and values of a span go to its cache row."""
         attended = torch.empty_like(qk[:, : self.heads])
-        for row, start, stop in spans:
+        for (keys, values), (_, start, stop) in zip(rows, spans, strict=True):
             q, k = qk[start:stop].transpose(0, 1).split(self.sizes)
             v = value[start:stop].transpose(0, 1)
-            keys[row, :, : stop - start] = k
-            values[row, :, : stop - start] = v
+            keys[:, : stop - start] = k
+            values[:, : stop - start] = v
             result = F.scaled_dot_product_attention(
                 q[None], k[None], v[None], is_causal=True, scale=1.0, enable_gqa=True
             )
@@ -206,44 +217,3 @@ class RMSNorm:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         normed = torch.div(x, torch.hypot(norm, self.floor)).mul_(self.scale)
         return normed if normed.dtype == x.dtype else normed.to(x.dtype)
-
-
-class Rotary:
-    """Rotary position embedding of the half-split kind, with the interleaved axes of M-RoPE.
-
-    Of the head_dim / 2 frequencies, those at 1, 4, 7, ... (mrope_section[1] of them) follow the height, those at
-    2, 5, 8, ... (mrope_section[2]) the width, and all others the time axis (Qwen3-Omni technical report,
-    arXiv 2509.17765; axes in the order of transformers' `modeling_qwen3_omni_moe.py`).
-    """
-
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> None:
-        size = config.head_dim
-        self.dtype = dtype
-        self.frequencies = config.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
-        self.both_halves = torch.cat((self.frequencies, self.frequencies))
-        self.axis = torch.zeros(size // 2, dtype=torch.int64, device=device)
-        for axis in (1, 2) if config.mrope_section else ():
-            self.axis[axis : 3 * config.mrope_section[axis] : 3] = axis
-        self.identity = torch.eye(size, device=device)
-        self.quarter_turn = torch.eye(size, device=device).roll(size // 2, 1)
-        self.quarter_turn[size // 2 :] *= -1
-
-    def axes(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [N, 1, head_dim] at positions [3, N] (time, height, width)."""
-        angles = positions.float()[self.axis].t() * self.frequencies
-        angles = torch.cat((angles, angles), -1).unsqueeze(1)
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-
-    def matrices(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rotations [B, head_dim, head_dim] at positions [B] that are equal on all axes: x @ matrix rotates x.
-
-        For single tokens one product replaces the several calls of `rotate`.
-        """
-        angles = positions.float().view(-1, 1, 1) * self.both_halves
-        return torch.addcmul(angles.cos() * self.identity, angles.sin(), self.quarter_turn).to(self.dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x * cos + (-x2, x1) * sin for x [N, heads, head_dim] with halves (x1, x2)."""
-    first, second = x.chunk(2, -1)
-    return torch.addcmul(x * cos, torch.cat((-second, first), -1), sin)

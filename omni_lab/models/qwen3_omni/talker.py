@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,21 @@ from omni_lab.models.qwen3_omni.code_predictor import CodePredictor, Pick
 from omni_lab.models.qwen3_omni.config import TalkerConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder, Span
 from omni_lab.models.qwen3_omni.invariance import at_least, project
+from omni_lab.models.qwen3_omni.rotary import LinearRotation, Rotation
 
 SPECIAL_CODES = 1024
 """The last ids of the Talker's vocabulary are control codes, never sampled except the end code. So logits are made for
 the codes before them and the end code alone: entry i belongs to `speakable[i]`, which is code i but for the end."""
+
+
+class Predictor(Protocol):
+    """How the Talker completes its frames: `CodePredictor`, or transformers' module in its place."""
+
+    def slots(self, prefix: str) -> dict[str, torch.Tensor]: ...
+
+    def prepare(self) -> None: ...
+
+    def predict(self, hidden: torch.Tensor, embed0: torch.Tensor, pick: Pick) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class Talker:
@@ -30,6 +42,8 @@ class Talker:
         text_vocab: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        predictor: Callable[..., Predictor] = CodePredictor,
+        rotation: type[Rotation] = LinearRotation,
     ) -> None:
         text = config.text
         self.config = config
@@ -37,9 +51,9 @@ class Talker:
         self.text_projection = Projection(thinker_hidden, text.intermediate_size, text.hidden_size, dtype, device)
         self.hidden_projection = Projection(thinker_hidden, text.intermediate_size, text.hidden_size, dtype, device)
         self.codec_embedding = torch.empty(text.vocab_size, text.hidden_size, dtype=dtype, device=device)
-        self.decoder = Decoder(text, dtype, device)
+        self.decoder = Decoder(text, dtype, device, rotation)
         self.head = torch.empty(text.vocab_size, text.hidden_size, dtype=dtype, device=device)
-        self.predictor = CodePredictor(config.predictor, config.code_groups, dtype, device)
+        self.predictor = predictor(config.predictor, config.code_groups, dtype, device)
         codes = torch.arange(text.vocab_size)
         self.speakable = codes[(codes < text.vocab_size - SPECIAL_CODES) | (codes == config.codec_eos)].to(device)
         self.stop_code = int((self.speakable == config.codec_eos).nonzero())
@@ -58,7 +72,6 @@ class Talker:
             | self.predictor.slots(f"{prefix}code_predictor.")
         )
 
-    @torch.inference_mode()
     def prepare(self) -> None:
         """Call once after loading: derives weights, and the vectors that fill and end the text stream."""
         config = self.config
@@ -73,17 +86,14 @@ class Talker:
             torch.tensor([config.im_start, config.assistant, config.newline], device=device)
         )
 
-    @torch.inference_mode()
     def project_text(self, ids: torch.Tensor) -> torch.Tensor:
         """Text token ids [n] -> [n, Ht]."""
         return self.text_projection(self.text_embedding.index_select(0, ids))
 
-    @torch.inference_mode()
     def project_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """The Thinker's hidden states at media positions [n, Hm] -> [n, Ht]."""
         return self.hidden_projection(hidden)
 
-    @torch.inference_mode()
     def assistant_rows(self, first_token: int, speaker: int) -> torch.Tensor:
         """The nine inputs that open the answer [9, Ht]: a text stream and a codec stream, added.
 
@@ -104,7 +114,6 @@ class Talker:
         stream[3:] += self.codec_embedding[torch.tensor(codes, device=device)]
         return stream
 
-    @torch.inference_mode()
     def prefill(
         self, embeds: torch.Tensor, positions: torch.Tensor, spans: list[Span], cache: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +121,6 @@ class Talker:
         hidden, _ = self.decoder.prefill(embeds, positions, spans, cache)
         return hidden, project(hidden, self.speakable_head)
 
-    @torch.inference_mode()
     def frame(
         self,
         hidden: torch.Tensor,
