@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from omni_lab import zoo
@@ -11,7 +11,9 @@ from omni_lab.core import PipelineSpec, StageSpec
 from omni_lab.experiment import Experiment
 from omni_lab.families import qwen3_omni
 from omni_lab.families.plan import StagePlan
+from omni_lab.families.qwen3_omni.steps import CAPTURED
 from omni_lab.models.qwen3_omni.prompt import FrontEnd
+from omni_lab.pipeline.graphs import compile_graphs, missing_graphs
 from omni_lab.pipeline.handoff import chunk_sizes
 from omni_lab.pipeline.inline import InlineExecutor
 from omni_lab.pipeline.orchestrator import Pipeline
@@ -22,15 +24,19 @@ THREADS = 1
 """Threads of a worker's operators on the CPU: small steps lose more to a second thread than they win."""
 
 STEP_TOKENS = {"autoregressive": 4096, "generation": 128}
-"""Prompt tokens of one prefill step, and codec frames (context included) of one vocoder step: about 0.3 s on a CPU."""
+"""Prompt tokens of one prefill step, and codec frames (context that is decoded again included) of one vocoder step:
+about 0.3 s on a CPU."""
 
 
 @asynccontextmanager
 async def open_pipeline(
-    experiment: Experiment, progress: Callable[[str, dict], None] = lambda worker, facts: None
+    experiment: Experiment,
+    progress: Callable[[str, dict], None] = lambda worker, facts: None,
+    compiling: Callable[[int], AbstractContextManager[Callable[[], object]]] = lambda count: nullcontext(lambda: None),
 ) -> AsyncIterator[Pipeline]:
     """The pipeline of an experiment, running; it is closed, with all its processes, when the block ends.
 
+    Graphs that are not compiled yet are compiled first: `compiling` opens a progress display for so many of them.
     `progress` hears the name of every worker that became ready and facts about it. Raises PipelineError if a
     worker cannot start, with the worker and the cause.
     """
@@ -43,10 +49,16 @@ async def open_pipeline(
         for stage in spec.stages
         for replica in range(replicas[stage.name])
     }
+    facts: dict[str, dict] = {}
+
+    def ready(worker: str, told: dict) -> None:
+        facts[worker] = told
+        progress(worker, told)
+
     if experiment.executor == "inline":
-        executor = InlineExecutor(spec, replicas, plans, experiment.connector, progress)
+        executor = InlineExecutor(spec, replicas, plans, experiment.connector, ready)
     else:
-        executor = ProcessExecutor(spec, replicas, plans, progress)
+        executor = ProcessExecutor(spec, replicas, plans, ready)
     max_lengths = {name: stage.max_model_len for name, stage in experiment.stages.items()}
     pipeline = Pipeline(
         spec,
@@ -55,10 +67,13 @@ async def open_pipeline(
         prompt_limit=max_lengths["thinker"],
         front_end=FrontEnd(checkpoint),
         executor=executor,
-        effective=effective(experiment),
     )
+    if missing := missing_graphs(plans.values()):
+        with compiling(len(missing)) as done:
+            await compile_graphs(missing, done)
     try:
         await pipeline.start()
+        pipeline.effective = effective(experiment, plans, facts)
         yield pipeline
     finally:
         await pipeline.close()
@@ -90,7 +105,7 @@ def plan_stage(
         output="async" if toggles.async_output else "sync",
         threads=THREADS,
         engine=config.engine,
-        step="captured" if toggles.graphs.get(stage.name) else "eager",
+        step="captured" if toggles.graphs.get(stage.name) and not uncapturable(experiment, stage.name) else "eager",
         state="resident" if hot_path.resident_state else "host",
         positions="linear" if hot_path.linear_positions else "multimodal",
         predictor="cached" if hot_path.code_predictor else "generate",
@@ -108,12 +123,25 @@ def resolve_dtype(dtype: str, device: str) -> str:
     return dtype
 
 
-def effective(experiment: Experiment) -> dict[str, Any]:
+def uncapturable(experiment: Experiment, stage: str) -> str | None:
+    """Why the step of a stage cannot be captured whatever the machine, if it cannot."""
+    if stage == "code2wav":
+        return "the vocoder has no captured form in this version; the step runs eager"
+    if stage == "talker" and not experiment.optimizations.hot_path.code_predictor:
+        return "transformers' generate, one for each frame, cannot be captured; the step runs eager"
+    return None
+
+
+def effective(experiment: Experiment, plans: dict[End, StagePlan], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The optimizations in effect, and why one that was asked for is not."""
     toggles = experiment.optimizations.model_dump()
     notes = {}
-    for stage, wanted in toggles["graphs"].items():
-        if wanted:
-            toggles["graphs"][stage] = False
-            notes[f"graphs.{stage}"] = "captured steps are not part of this version; the step runs eager"
+    for end in plans:
+        told = facts.get(str(end), {}).get("graphs", CAPTURED)
+        refused = uncapturable(experiment, end.stage) or (None if told == CAPTURED else f"{told}; the step runs eager")
+        if toggles["graphs"].get(end.stage) and refused:
+            toggles["graphs"][end.stage] = False
+            notes[f"graphs.{end.stage}"] = refused
+    if not toggles["async_chunk"] and not toggles["hot_path"]["decode_only_handoff"]:
+        notes["hot_path.decode_only_handoff"] = "false changes nothing: without async_chunk everything is sent once"
     return {"optimizations": toggles, "notes": notes}

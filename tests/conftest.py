@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("OMNI_LAB_CACHE", os.path.join(os.path.dirname(__file__), "..", "build", "cache"))
 
 from pathlib import Path
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,12 @@ class Answer:
         return np.concatenate([chunk.samples for chunk in self.chunks]) if self.chunks else np.zeros(0, np.float32)
 
 
+EAGER = "optimizations.graphs={thinker: false, talker: false, code2wav: false}"
+"""Compiling graphs takes minutes: only the tests about them ask for them, later in `overrides`."""
+
+
 def experiment(checkpoint: Path | str, *overrides: str) -> Experiment:
-    return load_experiment(BASE, [f"model.checkpoint={checkpoint}", *overrides])
+    return load_experiment(BASE, [f"model.checkpoint={checkpoint}", EAGER, *overrides])
 
 
 async def ask(pipeline: Pipeline, request: Request) -> Answer:
@@ -69,12 +74,17 @@ async def ask_all(pipeline: Pipeline, requests: Iterable[Request], concurrency: 
 
 
 def answers(
-    setup: Experiment, requests: Iterable[Request], concurrency: Iterable[int] = (1,)
+    setup: Experiment,
+    requests: Iterable[Request],
+    concurrency: Iterable[int] = (1,),
+    effective: dict[str, Any] | None = None,
 ) -> tuple[list[list[Answer]], Measured]:
-    """The answers at each concurrency, from one pipeline, and what its workers measured."""
+    """The answers at each concurrency, from one pipeline, and what its workers measured; fills `effective`."""
 
     async def run() -> tuple[list[list[Answer]], Measured]:
         async with open_pipeline(setup) as pipeline:
+            if effective is not None:
+                effective.update(pipeline.effective)
             results = [
                 await ask_all(pipeline, [dataclasses.replace(r, id=f"{r.id}-{c}") for r in requests], c)
                 for c in concurrency

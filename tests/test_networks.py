@@ -373,7 +373,7 @@ def test_speakable_codes(talker: Talker) -> None:
 
 def test_cache_budget() -> None:
     shape = (4, 2, 100, 32, torch.bfloat16)
-    assert row_bytes(*shape) == KVCache(4, 1, 2, 100, 32, torch.bfloat16).data.nbytes == 102400
+    assert row_bytes(*shape) == 4 * KVCache(4, 1, 2, 100, 32, torch.bfloat16).lines[0].nbytes == 102400
     assert rows_within(3 * 102400 + 102399, *shape) == 3
     assert rows_within(102399, *shape) == 0
 

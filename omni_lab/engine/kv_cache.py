@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,30 +27,47 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.data = lazy_zeros((layers, 2, rows, kv_heads, max_length, head_dim), dtype, torch.device(device))
-        keys, values = self.data.unbind(1)
-        self.keys = list(keys.unbind(0))
-        """For each layer [rows, kv_heads, max_length, head_dim]."""
-        self.values = list(values.unbind(0))
-        self.lines = list(self.data.view(layers, -1, head_dim).unbind(0))
-        """For each layer all keys and values as [2 * rows * kv_heads * max_length, head_dim]."""
+        # One row and one position more than are ever used: tracing makes a special case of a slice that is the whole.
+        rows, max_length = rows + 1, max_length + 1
+        self.shape = (2, rows * kv_heads, max_length, head_dim)
+        self.kv_heads = kv_heads
+        shape = (math.prod(self.shape[:-1]), head_dim)
+        self.lines = [lazy_zeros(shape, dtype, torch.device(device)) for _ in range(layers)]
+        """For each layer all keys, then all values, as [2 * rows * kv_heads * max_length, head_dim]."""
         first_lines = torch.arange(2 * rows * kv_heads, device=device) * max_length
         self.first_lines = first_lines.view(2, rows, kv_heads).transpose(0, 1).reshape(rows, 2 * kv_heads)
         """For each row the lines of position 0: its key heads, then its value heads."""
+
+    def over(self, lines: Sequence[torch.Tensor]) -> KVCache:
+        """This cache with other memory: a traced step gets its lines as inputs."""
+        other = copy.copy(self)
+        other.lines = list(lines)
+        return other
 
     def lines_at(self, lengths: torch.Tensor) -> torch.Tensor:
         """Lines [B * 2 * kv_heads] that rows 0..B-1 write next, where row b holds `lengths[b]` positions."""
         return (self.first_lines[: lengths.shape[0]] + lengths.unsqueeze(1)).flatten()
 
-    def window(self, rows: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    def row(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one row in one layer, each [kv_heads, max_length, head_dim]."""
+        heads = slice(row * self.kv_heads, (row + 1) * self.kv_heads)
+        keys, values = self.lines[layer].view(self.shape)[:, heads].unbind(0)
+        return keys, values
+
+    def window(self, rows: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Views of positions 0..end-1 of the first rows, for each layer: keys [rows * kv_heads, head_dim, end]
         (transposed, ready to be multiplied with queries) and values [rows * kv_heads, end, head_dim]."""
-        keys, values = self.data[:, :, :rows, :, :end].flatten(2, 3).unbind(1)
-        return keys.transpose(2, 3).unbind(0), values.unbind(0)
+        views = []
+        for lines in self.lines:
+            keys, values = lines.view(self.shape)[:, : rows * self.kv_heads, :end].unbind(0)
+            views.append((keys.transpose(1, 2), values))
+        return views
 
     def move(self, source_row: int, target_row: int, length: int) -> None:
         """Copy the first `length` positions of one row to another; the source keeps its contents."""
-        self.data[:, :, target_row, :, :length] = self.data[:, :, source_row, :, :length]
+        for layer in range(len(self.lines)):
+            for source, target in zip(self.row(layer, source_row), self.row(layer, target_row), strict=True):
+                target[:, :length] = source[:, :length]
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -87,23 +87,13 @@ class Sampler:
         chosen = draw(logits, self.temperature[rows], self.top_k[rows], self.top_p[rows], self._uniforms(rows, 0)[:, 0])
         return torch.where(self._where(greedy)[..., 0], logits.argmax(-1), chosen) if any(greedy) else chosen
 
-    def residual(self, rows: int, top_k: int, top_p: float) -> Callable[[torch.Tensor, int], torch.Tensor]:
-        """How rows 0..rows-1 pick the residual codes of the frame that starts with their last committed token.
-
-        The result takes logits [rows, codes] and a column. Greedy rows stay greedy; the others draw at temperature 1
-        with the given filters (transformers' defaults for the code predictor: top-k 50, top-p 0.8).
-        """
+    def residual(self, rows: int, top_k: int, top_p: float) -> ResidualPick:
+        """How rows 0..rows-1 pick the residual codes of the frame that starts with their last committed token."""
         greedy = [sampling.temperature == 0.0 for sampling in self.samplings[:rows]]
         if all(greedy):
-            return lambda logits, column: logits.argmax(-1)
-        uniforms = self._uniforms(slice(0, rows), 1).double().split(1, 1)
-        among = self._where(greedy)[:, 0] if any(greedy) else None
-
-        def pick(logits: torch.Tensor, column: int) -> torch.Tensor:
-            chosen = draw_residual(logits, top_k, top_p, uniforms[column])
-            return chosen if among is None else torch.where(among, logits.argmax(-1), chosen)
-
-        return pick
+            return ResidualPick(top_k, top_p)
+        uniforms = self._uniforms(slice(0, rows), 1).double()
+        return ResidualPick(top_k, top_p, uniforms, self._where(greedy)[:, 0] if any(greedy) else None)
 
     def commit(self, rows: list[int], tokens: torch.Tensor) -> None:
         """Take `tokens` as the next tokens of `rows`: they count and are seen."""
@@ -121,6 +111,36 @@ class Sampler:
     def _where(self, rows: list[bool]) -> torch.Tensor:
         """A mask [B, 1] of the rows for which something holds."""
         return torch.tensor(rows, device=self.seen.device)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualPick:
+    """Picks one residual code for each of B rows from logits [B, codes] and a column 1..15.
+
+    Greedy rows (a mask [B], or all if there are no `uniforms`) take the likeliest; the others draw at temperature 1
+    with the given filters (transformers' defaults for the code predictor: top-k 50, top-p 0.8) and their own uniform,
+    float64 [B, 16].
+    """
+
+    top_k: int
+    top_p: float
+    uniforms: torch.Tensor | None = None
+    greedy: torch.Tensor | None = None
+
+    def __call__(self, logits: torch.Tensor, column: int) -> torch.Tensor:
+        if self.uniforms is None:
+            return logits.argmax(-1)
+        chosen = draw_residual(logits, self.top_k, self.top_p, self.uniforms[:, column : column + 1])
+        return chosen if self.greedy is None else torch.where(self.greedy, logits.argmax(-1), chosen)
+
+    def tensors(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """`uniforms` and `greedy` written out for `rows` rows, as a captured step takes them."""
+        uniforms = (
+            torch.zeros(rows, columns, dtype=torch.float64, device=device) if self.uniforms is None else self.uniforms
+        )
+        if self.greedy is not None:
+            return uniforms, self.greedy
+        return uniforms, torch.full((rows,), self.uniforms is None, device=device)
 
 
 def draw(

@@ -52,7 +52,7 @@ class ContinuousBatching:
 
 
 class LeastServedBatching:
-    """Generation stages (no state between steps on the device): whoever has input, the least served first.
+    """Generation stages (no cache rows): whoever has input, the least served first.
 
     So a request's first chunk does not wait behind the later chunks of others. A step takes at most `max_batch`
     sequences and `step_tokens` tokens, because everybody in it waits for all of it; one sequence is always taken.

@@ -44,9 +44,13 @@ class Emission:
 
 
 class Stage(Protocol):
-    """The furniture that differs from stage to stage: a network and how its sequences use it."""
+    """The furniture that differs from stage to stage: a network and how its sequences use it.
+
+    `counters` are what it counts beside its steps, by name.
+    """
 
     name: str
+    counters: dict[str, int]
 
     def open(self, sequence: Sequence) -> None:
         """A request was admitted; its input may come later, in parts."""

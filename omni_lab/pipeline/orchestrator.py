@@ -84,7 +84,6 @@ class Pipeline:
         prompt_limit: int,
         front_end: FrontEnd,
         executor: Executor,
-        effective: dict,
     ) -> None:
         self.spec = spec
         self.replicas = replicas
@@ -92,7 +91,7 @@ class Pipeline:
         self.prompt_limit = prompt_limit
         self.front_end = front_end
         self.executor = executor
-        self.effective = effective
+        self.effective: dict = {}
         self.requests: dict[str, asyncio.Queue[Payload | str]] = {}
         self.names: dict[str, str] = {}
         self.numbers = itertools.count()

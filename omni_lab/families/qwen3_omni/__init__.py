@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from omni_lab.core import CLIENT, PipelineError, PipelineSpec, StageSpec
 from omni_lab.engine.clock import StepClock
 from omni_lab.engine.kv_cache import KVCache, rows_within
+from omni_lab.engine.rows import HostRows, ResidentRows
 from omni_lab.engine.stage import Stage
+from omni_lab.engine.traced import TracedStep
 from omni_lab.families.plan import StagePlan
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW
@@ -35,6 +38,8 @@ REFERENCE = PipelineSpec(
     edges=((CLIENT, "transformers"), ("transformers", CLIENT)),
 )
 
+ROWS = {"resident": ResidentRows, "host": HostRows}
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -42,7 +47,7 @@ class Built:
 
     stage: Stage
     rows: int
-    facts: dict[str, int]
+    facts: dict[str, Any]
 
 
 def build_stage(plan: StagePlan, clock: StepClock) -> Built:
@@ -56,11 +61,14 @@ def build_stage(plan: StagePlan, clock: StepClock) -> Built:
 
         return Built(TransformersStage(directory, device, dtype, clock), 1, {})
     values = read_config(directory)
+    if plan.stage == "thinker" and plan.engine == "vllm":
+        return _vllm_thinker(plan, parse_config(values))
     build = {"thinker": _thinker, "talker": _talker, "code2wav": _code2wav}[plan.stage]
     return build(plan, directory, parse_config(values), device, dtype)
 
 
 def _thinker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
+    from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode, choose_step, traced_decode
     from omni_lab.families.qwen3_omni.thinker import ThinkerStage
     from omni_lab.models.qwen3_omni.audio_tower import AudioTower
     from omni_lab.models.qwen3_omni.thinker import Thinker
@@ -74,31 +82,74 @@ def _thinker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch
     load_weights(directory, slots, ("thinker.",))
     network.prepare()
     cache, rows = _cache(plan, config.thinker.text, dtype, device)
-    stage = ThinkerStage(config, network, audio_tower, vision_tower, cache, rows, plan.max_length, device)
-    return Built(stage, rows, _facts(slots, rows))
+    decode, graphs = choose_step(plan, EagerDecode(network, cache), traced_decode, CapturedDecode, rows)
+    state = ROWS[plan.state](rows, device, network.decoder.rotation.axes)
+    stage = ThinkerStage(config, network, audio_tower, vision_tower, cache, decode, state, plan.max_length, device)
+    return Built(stage, rows, _facts(slots, rows) | graphs)
+
+
+def _vllm_thinker(plan: StagePlan, config: OmniConfig) -> Built:
+    try:
+        from omni_lab.families.qwen3_omni.vllm_model import engine_rows, open_engine, tower_slots
+        from omni_lab.families.qwen3_omni.vllm_thinker import VllmThinkerStage
+    except (ImportError, OSError, RuntimeError) as error:  # the last two from libraries that do not fit each other
+        raise PipelineError(
+            f"stages.thinker.engine: vllm cannot be imported ({error}); pip install 'omni-lab[vllm]', or on a CPU "
+            "`make vllm` (docs/vllm.md), or use engine torch"
+        ) from error
+    text = config.thinker.text
+    rows = engine_rows(plan, text)
+    stage = VllmThinkerStage(open_engine(plan, text, rows), config.im_end)
+    return Built(stage, rows, _facts(tower_slots(text, getattr(torch, plan.dtype)), rows))
 
 
 def _talker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
+    from omni_lab.families.qwen3_omni.steps import CapturedFrame, EagerFrame, choose_step, traced_frame
     from omni_lab.families.qwen3_omni.talker import TalkerStage
+    from omni_lab.models.qwen3_omni.rotary import LinearRotation, MultimodalRotation
     from omni_lab.models.qwen3_omni.talker import Talker
 
-    network = Talker(config.talker, config.thinker.text.hidden_size, config.thinker.text.vocab_size, dtype, device)
+    if plan.predictor == "generate":
+        from omni_lab.models.qwen3_omni.generate_predictor import GeneratePredictor as Predictor
+    else:
+        from omni_lab.models.qwen3_omni.code_predictor import CodePredictor as Predictor
+    rotation = {"linear": LinearRotation, "multimodal": MultimodalRotation}[plan.positions]
+    text = config.thinker.text
+    network = Talker(config.talker, text.hidden_size, text.vocab_size, dtype, device, Predictor, rotation)
     slots = network.slots("talker.")
     load_weights(directory, slots, ("talker.",))
     network.prepare()
     cache, rows = _cache(plan, config.talker.text, dtype, device)
-    return Built(TalkerStage(network, cache, rows, plan.max_length, device), rows, _facts(slots, rows))
+    state = ROWS[plan.state](rows, device, rotation.axes, config.talker.text.hidden_size, dtype)
+    frame, graphs = choose_step(plan, EagerFrame(network, cache), traced_frame, CapturedFrame, rows)
+    stage = TalkerStage(network, cache, frame, state, plan.max_length, device)
+    return Built(stage, rows, _facts(slots, rows) | graphs)
 
 
 def _code2wav(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
+    from omni_lab.engine.host_memory import keep_freed_memory
     from omni_lab.families.qwen3_omni.code2wav import Code2WavStage
+    from omni_lab.families.qwen3_omni.vocoders import StatefulVocoder, WindowVocoder
     from omni_lab.models.qwen3_omni.code2wav import Code2Wav
 
+    keep_freed_memory()
     network = Code2Wav(config.code2wav, dtype, device)
     slots = network.slots("code2wav.")
     load_weights(directory, slots, ("code2wav.",))
     network.prepare()
-    return Built(Code2WavStage(network, plan.left_context, device), plan.rows, _facts(slots, plan.rows))
+    vocoder = {
+        "context": lambda: WindowVocoder(network, device, plan.left_context),
+        "stateful": lambda: StatefulVocoder(network, device),
+    }[plan.vocoder]
+    return Built(Code2WavStage(vocoder()), plan.rows, _facts(slots, plan.rows))
+
+
+def traced_step(built: Built) -> TracedStep:
+    """The step of a stage that was built without graphs, to be compiled."""
+    from omni_lab.families.qwen3_omni.steps import traced_decode, traced_frame
+
+    trace = {"thinker": traced_decode, "talker": traced_frame}[built.stage.name]
+    return trace(built.stage.network, built.stage.cache, built.rows)
 
 
 def _facts(slots: dict[str, torch.Tensor], rows: int) -> dict[str, int]:

@@ -69,6 +69,7 @@ class TransformersStage:
     def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype, clock: StepClock) -> None:
         with _quiet():
             model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        self.counters: dict[str, int] = {}
         self.model = model.eval().to(device)
         self.config = model.config
         self.device = device

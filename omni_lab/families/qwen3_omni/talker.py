@@ -8,14 +8,13 @@ import torch
 
 from omni_lab.core import Payload
 from omni_lab.engine.kv_cache import KVCache
+from omni_lab.engine.rows import Rows
 from omni_lab.engine.sampler import Sampler
 from omni_lab.engine.stage import Emission, Sequence
+from omni_lab.families.qwen3_omni.steps import RESIDUAL_TOP_K, RESIDUAL_TOP_P, CapturedFrame, EagerFrame
 from omni_lab.models.qwen3_omni.talker import Talker
 
 CODE2WAV = "code2wav"
-RESIDUAL_TOP_K = 50
-RESIDUAL_TOP_P = 0.8
-"""Filters of the residual codes when the Talker samples: the code predictor's generation defaults in transformers."""
 ASSISTANT_ROWS = 9
 
 
@@ -45,17 +44,24 @@ class TalkerStage:
 
     name = "talker"
 
-    def __init__(self, network: Talker, cache: KVCache, rows: int, max_length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: Talker,
+        cache: KVCache,
+        frame: EagerFrame | CapturedFrame,
+        rows: Rows,
+        max_length: int,
+        device: torch.device,
+    ) -> None:
         config = network.config
         self.network = network
         self.cache = cache
+        self.frame = frame
+        self.counters = frame.counters
+        self.rows = rows
         self.device = device
         codes = len(network.speakable)
-        self.sampler = Sampler(rows, codes, network.stop_code, max_length, config.code_groups, device)
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.hidden = torch.zeros(rows, config.text.hidden_size, dtype=network.tts_pad.dtype, device=device)
-        self.positions = torch.zeros(rows, device=device)  # not whole between the frames of a clip
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.sampler = Sampler(len(rows), codes, network.stop_code, max_length, config.code_groups, device)
 
     def open(self, sequence: Sequence) -> None:
         sequence.state = TalkerState()
@@ -83,10 +89,9 @@ class TalkerStage:
         return self._prefill(batch) if kind == "prefill" else self._decode(batch)
 
     def move(self, source: int, target: int) -> None:
-        self.cache.move(source, target, int(self.lengths[source]))
+        self.cache.move(source, target, self.rows.length(source))
         self.sampler.move(source, target)
-        for state in (self.tokens, self.hidden, self.positions, self.lengths):
-            state[target] = state[source]
+        self.rows.move(source, target)
 
     def close(self, sequence: Sequence) -> None:
         sequence.state = None
@@ -97,7 +102,7 @@ class TalkerStage:
         spoken = [sequence for sequence in batch if sequence.state.token_ids]
         emissions = []
         for sequence in silent:
-            self.lengths[sequence.row] = 0
+            self.rows.clear(sequence.row)
             emissions.append(self._finish(sequence, {}, "stop"))
         if not spoken:
             return emissions, 0
@@ -110,40 +115,38 @@ class TalkerStage:
             start += len(prompt)
         packed = torch.cat(positions, 1).to(self.device)
         hidden, logits = self.network.prefill(torch.cat(embeds), packed, spans, self.cache)
-        for sequence, (row, first, last) in zip(spoken, spans, strict=True):
+        for sequence, (row, first, last), hidden_row, logits_row in zip(spoken, spans, hidden, logits, strict=True):
             self.sampler.assign(row, sequence.sampling)
-            self.lengths[row] = last - first
-            self.positions[row] = sequence.state.prompt["positions"].max() + 1
+            token = self.sampler.pick(logits_row[None], row)
+            self.sampler.commit([row], token)
+            self.rows.enter(row, token[0], sequence.state.prompt["positions"].max() + 1, last - first, hidden_row)
             sequence.state.prompt = {}
-        for sequence, hidden_row, logits_row in zip(spoken, hidden, logits, strict=True):
-            token = self.sampler.pick(logits_row[None], sequence.row)
-            self._commit([sequence.row], token, hidden_row[None])
             sequence.state.sampled = 1
             if reason := self._reason(sequence, int(token)):
                 emissions.append(self._finish(sequence, {}, reason))
         return emissions, 0
 
     def _decode(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
-        """One frame for each sequence of the batch. Rows between them that wait for text are computed and discarded."""
-        count = max(sequence.row for sequence in batch) + 1
+        """One frame for each sequence of the batch. Other rows are computed and discarded."""
+        count = self.frame.width(max(sequence.row for sequence in batch) + 1)
         text = self._text_rows(batch, count)
         end = max(sequence.state.length + sequence.state.sampled for sequence in batch)
-        codes, hidden, logits = self.network.frame(
-            self.hidden[:count],
-            self.tokens[:count],
+        state = self.rows.batch(count)
+        codes, hidden, logits = self.frame(
+            state.hidden,
+            state.tokens,
             text,
-            self.positions[:count],
-            self.lengths[:count],
-            self.cache,
+            state.positions,
+            state.lengths,
             end,
             self.sampler.residual(count, RESIDUAL_TOP_K, RESIDUAL_TOP_P),
         )
         tokens = self.sampler.pick(logits)
         rows = [sequence.row for sequence in batch]
-        tokens = tokens[rows]
-        self._commit(rows, tokens, hidden[rows])
-        self.lengths[rows] += 1
-        self.positions[rows] += 1
+        if len(rows) < count:
+            tokens, hidden = tokens[rows], hidden[rows]
+        self.rows.advance(rows, tokens, hidden)
+        self.sampler.commit(rows, tokens)
         emissions = []
         for sequence, token in zip(batch, tokens.tolist(), strict=True):
             frame = {"codes": codes[sequence.row : sequence.row + 1]}
@@ -153,11 +156,6 @@ class TalkerStage:
             else:
                 emissions.append(Emission(sequence, CODE2WAV, frame))
         return emissions, len(batch)
-
-    def _commit(self, rows: list[int], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
-        self.sampler.commit(rows, tokens)
-        self.tokens[rows] = tokens
-        self.hidden[rows] = hidden
 
     def _reason(self, sequence: Sequence, token: int) -> str | None:
         if token == self.sampler.stop_token:

@@ -8,8 +8,10 @@ import torch
 
 from omni_lab.core import CLIENT, Payload
 from omni_lab.engine.kv_cache import KVCache
+from omni_lab.engine.rows import Rows
 from omni_lab.engine.sampler import Sampler
 from omni_lab.engine.stage import Emission, Sequence
+from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode
 from omni_lab.models.qwen3_omni.audio_tower import AudioTower
 from omni_lab.models.qwen3_omni.config import OmniConfig
 from omni_lab.models.qwen3_omni.thinker import Thinker
@@ -44,7 +46,8 @@ class ThinkerStage:
         audio_tower: AudioTower,
         vision_tower: VisionTower,
         cache: KVCache,
-        rows: int,
+        decode: EagerDecode | CapturedDecode,
+        rows: Rows,
         max_length: int,
         device: torch.device,
     ) -> None:
@@ -53,11 +56,11 @@ class ThinkerStage:
         self.audio_tower = audio_tower
         self.vision_tower = vision_tower
         self.cache = cache
+        self.decode = decode
+        self.counters = decode.counters
+        self.rows = rows
         self.device = device
-        self.sampler = Sampler(rows, config.thinker.text.vocab_size, config.im_end, max_length, device=device)
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(rows, device=device)  # not whole between the frames of a clip
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.sampler = Sampler(len(rows), config.thinker.text.vocab_size, config.im_end, max_length, device=device)
 
     def open(self, sequence: Sequence) -> None:
         """Nothing to hold before the prompt arrives."""
@@ -77,10 +80,9 @@ class ThinkerStage:
         return self._prefill(batch) if kind == "prefill" else self._decode(batch)
 
     def move(self, source: int, target: int) -> None:
-        self.cache.move(source, target, int(self.lengths[source]))
+        self.cache.move(source, target, self.rows.length(source))
         self.sampler.move(source, target)
-        for state in (self.tokens, self.positions, self.lengths):
-            state[target] = state[source]
+        self.rows.move(source, target)
 
     def close(self, sequence: Sequence) -> None:
         sequence.state = None
@@ -100,13 +102,13 @@ class ThinkerStage:
         capture = self.config.talker.accept_hidden_layer if wants_hidden else None
         logits, hidden = self.network.prefill(embeds, positions, spans, self.cache, capture, deepstack)
         emissions = []
-        for sequence, prompt, (row, first, last) in zip(batch, prompts, spans, strict=True):
-            self.sampler.assign(row, sequence.sampling, prompt["input_ids"])
-            self.lengths[row] = last - first
-            self.positions[row] = prompt["positions"].max() + 1
+        for sequence, prompt in zip(batch, prompts, strict=True):
+            self.sampler.assign(sequence.row, sequence.sampling, prompt["input_ids"])
         tokens = self.sampler.pick(logits, batch[0].row)
-        self._commit(batch, tokens)
-        for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.tolist(), spans, strict=True):
+        for prompt, token, (row, first, last) in zip(prompts, tokens, spans, strict=True):
+            self.rows.enter(row, token, prompt["positions"].max() + 1, last - first)
+        self.sampler.commit([sequence.row for sequence in batch], tokens)
+        for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.cpu().split(1), spans, strict=True):
             handed = talker_prompt(prompt, hidden, first) if TALKER in sequence.targets else {}
             emissions += self._emit(sequence, token, handed)
             sequence.state.prompt = {}
@@ -114,38 +116,33 @@ class ThinkerStage:
 
     def _decode(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
         count = len(batch)
-        lengths = self.lengths[:count]
+        state = self.rows.batch(self.decode.width(count))
         end = max(sequence.state.length + sequence.state.sampled for sequence in batch)
-        logits = self.network.decode(self.tokens[:count], self.positions[:count], lengths, self.cache, end)
-        tokens = self.sampler.pick(logits)
-        self._commit(batch, tokens)
-        lengths += 1
-        self.positions[:count] += 1
+        logits = self.decode(state.tokens, state.positions, state.lengths, end)
+        tokens = self.sampler.pick(logits[:count])
+        rows = list(range(count))
+        self.rows.advance(rows, tokens)
+        self.sampler.commit(rows, tokens)
         emissions = []
-        for sequence, token in zip(batch, tokens.tolist(), strict=True):
+        for sequence, token in zip(batch, tokens.cpu().split(1), strict=True):
             emissions += self._emit(sequence, token, {})
         return emissions, count
 
-    def _commit(self, batch: list[Sequence], tokens: torch.Tensor) -> None:
-        first = batch[0].row
-        self.sampler.commit(list(range(first, first + len(batch))), tokens)
-        self.tokens[first : first + len(batch)] = tokens
-
-    def _emit(self, sequence: Sequence, token: int, handed: dict[str, torch.Tensor]) -> list[Emission]:
+    def _emit(self, sequence: Sequence, token: torch.Tensor, handed: dict[str, torch.Tensor]) -> list[Emission]:
+        """What `token` [1], on the host, means to the client and the Talker."""
         state = sequence.state
         state.sampled += 1
         reason = None
-        if token == self.sampler.stop_token:
+        if token.item() == self.sampler.stop_token:
             reason = "stop"
         elif state.sampled == sequence.sampling.max_tokens:
             reason = "length"
         sequence.finished = reason is not None
         emissions = []
-        token_ids = torch.tensor([token])
         if CLIENT in sequence.targets:
-            emissions.append(Emission(sequence, CLIENT, {"token_ids": token_ids}, sequence.finished, reason))
+            emissions.append(Emission(sequence, CLIENT, {"token_ids": token}, sequence.finished, reason))
         if TALKER in sequence.targets:
-            spoken = {} if sequence.finished else {"token_ids": token_ids}
+            spoken = {} if sequence.finished else {"token_ids": token}
             emissions.append(Emission(sequence, TALKER, spoken | handed, sequence.finished, reason))
         return emissions
 

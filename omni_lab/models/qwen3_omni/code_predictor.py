@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ class CodePredictor:
         self.head = torch.empty(groups - 1, config.hidden_size, config.vocab_size, dtype=dtype, device=device)
         self.offsets = torch.arange(groups - 1, device=device) * config.vocab_size
         self.rotations = self.decoder.rotary.matrices(torch.arange(groups, device=device))
-        self.scratch = torch.empty(0)
+        self.scratch: list[torch.Tensor] = []
         self.steps: dict[int, list[_Step]] = {}
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -46,7 +47,6 @@ class CodePredictor:
         """Call once after the weights are loaded."""
         self.decoder.prepare()
 
-    @torch.inference_mode()
     def predict(self, hidden: torch.Tensor, embed0: torch.Tensor, pick: Pick) -> tuple[torch.Tensor, torch.Tensor]:
         """Talker's hidden states and embeddings of its codes [B, H] -> (residual codes [B, 15] int64, sum of the 16
         codes' embeddings [B, H])."""
@@ -63,6 +63,23 @@ class CodePredictor:
         embeds = F.embedding(residual + self.offsets, self.embedding.view(-1, embed0.shape[1]))
         return residual, embeds.sum(1).add_(embed0)
 
+    def over(self, scratch: Sequence[torch.Tensor]) -> CodePredictor:
+        """This predictor with other scratch memory: a traced step gets it as inputs."""
+        other = copy.copy(self)
+        other.scratch, other.steps = list(scratch), {}
+        return other
+
+    def reserve(self, rows: int) -> list[torch.Tensor]:
+        """Scratch for `rows` rows: for each layer keys and values [2, rows * kv_heads, 16, hd]."""
+        config = self.config
+        if not self.scratch or self.scratch[0].shape[1] < rows * config.kv_heads:
+            shape = (2, rows * config.kv_heads, self.groups, config.head_dim)
+            self.scratch = [
+                torch.zeros(shape, dtype=self.head.dtype, device=self.head.device) for _ in range(config.layers)
+            ]
+            self.steps.clear()
+        return self.scratch
+
     def _step(self, x: torch.Tensor, step: _Step) -> torch.Tensor:
         """One position for every row: [B, H] -> output of the last layer [B, H]."""
         views = zip(self.decoder.layers, step.key_targets, step.value_targets, step.keys, step.values, strict=True)
@@ -76,25 +93,25 @@ class CodePredictor:
 
     def _steps(self, rows: int) -> list[_Step]:
         """The constant parts of the 16 positions for a batch of `rows`; the scratch grows to the largest batch."""
-        config = self.config
-        if self.scratch.ndim == 1 or self.scratch.shape[2] < rows:
-            shape = (config.layers, 2, rows, config.kv_heads, self.groups, config.head_dim)
-            self.scratch = torch.zeros(shape, dtype=self.head.dtype, device=self.head.device)
-            self.steps.clear()
+        if torch.compiler.is_compiling():
+            return [self._views(rows, position) for position in range(self.groups)]
+        self.reserve(rows)
         if rows not in self.steps:
-            self.steps[rows] = [
-                _Step(self.rotations[position], *self._targets(rows, position), *self._window(rows, position + 1))
-                for position in range(self.groups)
-            ]
+            self.steps[rows] = [self._views(rows, position) for position in range(self.groups)]
         return self.steps[rows]
 
-    def _targets(self, rows: int, position: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        keys, values = self.scratch[:, :, :rows, :, position].unbind(1)
-        return keys.unbind(0), values.unbind(0)
-
-    def _window(self, rows: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        keys, values = self.scratch[:, :, :rows, :, :end].flatten(2, 3).unbind(1)
-        return keys.transpose(2, 3).unbind(0), values.unbind(0)
+    def _views(self, rows: int, position: int) -> _Step:
+        heads = self.config.kv_heads
+        used = [scratch[:, : rows * heads] for scratch in self.scratch]
+        targets = [layer[:, :, position].unflatten(1, (rows, heads)).unbind(0) for layer in used]
+        seen = [layer[:, :, : position + 1].unbind(0) for layer in used]
+        return _Step(
+            self.rotations[position],
+            [key for key, _ in targets],
+            [value for _, value in targets],
+            [keys.transpose(1, 2) for keys, _ in seen],
+            [values for _, values in seen],
+        )
 
 
 @dataclass(slots=True)
@@ -103,7 +120,7 @@ class _Step:
     [B, kv_heads, hd] and the keys [B * kv_heads, hd, n] and values [B * kv_heads, n, hd] that it sees."""
 
     rotation: torch.Tensor
-    key_targets: tuple[torch.Tensor, ...]
-    value_targets: tuple[torch.Tensor, ...]
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    key_targets: list[torch.Tensor]
+    value_targets: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]

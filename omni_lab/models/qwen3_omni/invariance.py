@@ -16,7 +16,12 @@ depends on the length, and with it the order of a sum."""
 
 
 def at_least(x: torch.Tensor) -> torch.Tensor:
-    """`x` with at least INVARIANT_ROWS rows: what is missing are copies of row 0 (if there is one)."""
+    """`x` with at least INVARIANT_ROWS rows: what is missing are copies of row 0 (if there is one).
+
+    A captured step leaves this to whoever fills its batch.
+    """
+    if torch.compiler.is_compiling():
+        return x
     missing = INVARIANT_ROWS - x.shape[0]
     return x if missing <= 0 or missing == INVARIANT_ROWS else torch.cat((x, x[:1].expand(missing, *x.shape[1:])))
 

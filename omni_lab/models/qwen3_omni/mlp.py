@@ -89,6 +89,8 @@ def experts(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
 
     Tokens x and residual [N, H], weights and chosen expert ids [N, k], gate_up [E, H, 2I], down [E, I, H].
     """
+    if torch.compiler.is_compiling() and x.shape[0] == 1:
+        return gathered(x, residual, weights, chosen, gate_up, down)
     if torch.compiler.is_compiling() and gate_up.shape[0] <= DENSE_EXPERTS:
         return dense(x, residual, weights, chosen, gate_up, down)
     return grouped(x, residual, weights, chosen, gate_up, down)
@@ -108,6 +110,12 @@ def one_token(
     return result[0].expand_as(x).contiguous()
 
 
+def gathered(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """As `grouped` for one token, x [1, H], without a word from the host: its experts' weights are copied together."""
+    hidden = swiglu(torch.matmul(x, gate_up.index_select(0, chosen[0])))
+    return residual + (torch.bmm(hidden, down.index_select(0, chosen[0])) * weights.view(-1, 1, 1)).sum(0)
+
+
 def dense(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Every expert for every token; those that were not chosen weigh 0."""
     spread = torch.zeros(x.shape[0], down.shape[0], dtype=x.dtype, device=x.device).scatter_(1, chosen, weights)
@@ -122,7 +130,7 @@ def grouped(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
     """
     top_k, count = chosen.shape[1], gate_up.shape[0]
     pairs = chosen.view(-1)
-    sizes = torch.bincount(pairs, minlength=count)
+    sizes = torch.zeros(count, dtype=pairs.dtype, device=pairs.device).index_add_(0, pairs, torch.ones_like(pairs))
     missing = (INVARIANT_ROWS - sizes).clamp_(min=0).mul_(sizes > 0)
     fillers = torch.repeat_interleave(missing) if x.device.type == "cpu" else pairs[:0]
     order = torch.cat((pairs, fillers)).argsort(stable=True)

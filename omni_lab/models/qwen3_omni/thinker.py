@@ -31,12 +31,10 @@ class Thinker:
         """Call once after the weights are loaded."""
         self.decoder.prepare()
 
-    @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids [N] -> vectors [N, H]."""
         return self.embedding.index_select(0, ids)
 
-    @torch.inference_mode()
     def prefill(
         self,
         embeds: torch.Tensor,
@@ -53,7 +51,6 @@ class Thinker:
         hidden, captured = self.decoder.prefill(embeds, positions, spans, cache, capture, deepstack)
         return project(hidden, self.head), captured
 
-    @torch.inference_mode()
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, cache: Any, end: int
     ) -> torch.Tensor:

@@ -1,0 +1,142 @@
+"""Captured steps on the CPU: each step exported as one graph, compiled to a shared library, and kept on disk.
+
+One graph serves a single row, and one every larger batch, with the batch and the window as free sizes; a batch of two
+or three is filled up to four. The library holds code alone: the weights stay where the network has them. Compiling
+takes a minute or so and happens in a process of its own (see `pipeline/graphs.py`); loading takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_lab.engine.traced import TracedStep, replace_tensors, tensors_of
+
+SIZES = (1, 4)
+"""The smallest batch of each graph: one serves a row alone, the other all batches from four rows on."""
+
+TRACED_ROWS = 13
+"""The batch that stands for all of the second graph: a size that nothing else in a network has, or tracing takes
+the two for one."""
+
+OPTIONS = {
+    "aot_inductor.package_constants_in_so": False,
+    "inplace_buffers": False,
+    "joint_graph_constant_folding": False,
+}
+"""Weights are not copied into the library. Inductor of torch 2.13 miscompiles a frame of one row when it reuses
+buffers in place. And a weight that happens to be the same everywhere must not become a number of the code, which serves
+every checkpoint of this shape."""
+
+TOLERANCE = 1e-3
+"""How far a captured step's floats may be from the eager step's, relative to the largest."""
+
+
+class GraphRefused(Exception):
+    """A captured step cannot be had; the message says why. The step runs eager."""
+
+
+class CompiledGraphs:
+    """The graphs of one step, loaded and compared with the eager step.
+
+    Raises GraphRefused if a graph is not in `folder` or computes something else.
+    """
+
+    def __init__(self, step: TracedStep, folder: Path) -> None:
+        self.step = step
+        self.windows: dict[int, torch.Tensor] = {}
+        weights = tensors_of(step.network)
+        self.graphs = {size: load(graph_file(folder, step.name, size), weights) for size in sizes(step.rows)}
+        for rows in (1, SIZES[1], SIZES[1] + 3):
+            if rows <= step.rows and min(rows, SIZES[1]) in self.graphs:
+                self._compare(rows)
+
+    def width(self, count: int) -> int:
+        """The rows that a batch of `count` is filled up to."""
+        return max(count, SIZES[1]) if count > 1 and SIZES[1] in self.graphs else count
+
+    def run(self, end: int, *batch: torch.Tensor) -> list[torch.Tensor] | None:
+        """The outputs for batch tensors of `width` rows that read at least positions 0..end-1; None without a graph."""
+        graph = self.graphs.get(min(len(batch[0]), SIZES[1]))
+        return None if graph is None else graph.boxed_run([*batch, self._window(end), *self.step.memory])
+
+    def _window(self, end: int) -> torch.Tensor:
+        end += -end % self.step.block
+        if end not in self.windows:
+            self.windows[end] = torch.zeros(end, dtype=torch.int64)
+        return self.windows[end]
+
+    def _compare(self, rows: int) -> None:
+        batch, window = self.step.example(rows), self._window(self.step.block)
+        try:
+            captured = self.run(len(window), *batch)
+        except RuntimeError as error:
+            raise GraphRefused(f"at batch {rows} it fails: {str(error).splitlines()[0]}") from error
+        eager = self.step.function(self.step.network, *batch, window, *self.step.memory)
+        if difference := compare(captured, eager):
+            raise GraphRefused(f"at batch {rows} {difference}")
+
+
+def compare(captured: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str | None:
+    """What tells a captured step's outputs from the eager step's: whole numbers at all, floats beyond TOLERANCE."""
+    for index, (left, right) in enumerate(zip(captured, eager, strict=True)):
+        off = (left - right).abs().max().item()
+        if not off <= (TOLERANCE * right.abs().max().item() if right.is_floating_point() else 0):
+            return f"output {index} of the captured step is {off:g} off that of the eager step"
+    return None
+
+
+def sizes(rows: int) -> list[int]:
+    """The batches to trace for a step of at most `rows` rows."""
+    return [size for size in SIZES if size <= rows]
+
+
+def graph_file(folder: Path, name: str, size: int) -> Path:
+    return folder / f"{name}-{size}.pt2"
+
+
+def export(step: TracedStep, size: int) -> torch.export.ExportedProgram:
+    """The graph of a step for one row, or for every batch from `size` rows on."""
+    rows = torch.export.Dim.STATIC if size == 1 else torch.export.Dim("rows", min=SIZES[1], max=step.rows)
+    blocks = torch.export.Dim("blocks", min=1, max=step.positions // step.block)
+    batch = step.example(1 if size == 1 else min(TRACED_ROWS, step.rows))
+    inputs = (list(batch), torch.zeros(2 * step.block, dtype=torch.int64), step.memory)
+    shapes = ([{0: rows}] * len(batch), {0: step.block * blocks}, [{}] * len(step.memory))
+    with torch.no_grad():
+        return torch.export.export(_Module(step), inputs, dynamic_shapes=shapes, strict=False)
+
+
+def compile_graph(step: TracedStep, size: int, folder: Path) -> None:
+    """Compile one graph to a package in `folder`."""
+    import torch._inductor
+
+    package = graph_file(folder, step.name, size)
+    partial = package.with_suffix(".partial.pt2")
+    torch._inductor.aoti_compile_and_package(export(step, size), package_path=str(partial), inductor_configs=OPTIONS)
+    partial.rename(package)
+
+
+def load(package: Path, weights: dict[str, torch.Tensor]) -> Any:
+    """A compiled graph that reads `weights` where they are: `boxed_run` takes and gives lists of tensors."""
+    # What torch._inductor.aoti_load_package wraps; importing that package costs every worker 100 MB and seconds.
+    graph = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
+    values = {name: weights[name] for name in graph.get_constant_fqns()}
+    graph.load_constants(values, use_inactive=False, check_full_update=True, user_managed=True)
+    return graph
+
+
+class _Module(torch.nn.Module):
+    """A step whose weights are buffers with names, so that the compiled graph asks for them by these names."""
+
+    def __init__(self, step: TracedStep) -> None:
+        super().__init__()
+        self.step = step
+        for name, tensor in tensors_of(step.network).items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, batch: list[torch.Tensor], window: torch.Tensor, memory: list[torch.Tensor]) -> tuple:
+        network = replace_tensors(self.step.network, lambda name, tensor: getattr(self, name))
+        return self.step.function(network, *batch, window, *memory)

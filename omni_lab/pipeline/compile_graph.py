@@ -1,0 +1,44 @@
+"""The main program that compiles one graph of one stage; `pipeline/graphs.py` starts it."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import warnings
+from pathlib import Path
+
+import msgspec
+import torch
+
+from omni_lab.engine.clock import StepClock
+from omni_lab.engine.compiled import compile_graph, graph_file
+from omni_lab.families import qwen3_omni
+from omni_lab.families.graph_cache import failure_file, graph_folder
+from omni_lab.families.plan import StagePlan
+
+
+def main(plan: StagePlan, size: int) -> None:
+    package = graph_file(graph_folder(plan), plan.stage, size)
+    package.parent.mkdir(parents=True, exist_ok=True)
+    with open(package.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another pipeline may be compiling the same graph
+        if package.exists():
+            return
+        torch.set_num_threads(1)
+        built = qwen3_omni.build_stage(msgspec.structs.replace(plan, step="eager"), StepClock())
+        try:
+            compile_graph(qwen3_omni.traced_step(built), size, package.parent)
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            _write(failure_file(package), f"its graph cannot be compiled: {reason[0][:300]}")
+
+
+def _write(file: Path, text: str) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(file)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(msgspec.json.decode(sys.argv[1], type=StagePlan), int(sys.argv[2]))
