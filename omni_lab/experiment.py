@@ -114,28 +114,46 @@ def load_experiment(path: Path | str, overrides: Iterable[str] = ()) -> Experime
 def load_configurations(path: Path | str, overrides: Iterable[str] = ()) -> tuple[Experiment, list[Experiment]]:
     """The experiment and what it runs: itself, or the rungs of its sweep.
 
-    A rung is its file with what that extends; the keys that the sweeping file itself states, then the
-    overrides, are laid over it. Raises ExperimentError.
+    A rung is a file with what that extends, or a map in the sweep itself: what its own `extends` names, else what
+    the sweeping file extends. Over it are laid the keys that the sweeping file states (and those of files that
+    extend that), then the keys of the map, then the overrides. Raises ExperimentError.
     """
     files, stated = _file_layers(Path(path)), _override_layers(overrides)
     experiment = _build(files, stated)
     if experiment.sweep is None:
         return experiment, [experiment]
-    over, *stated = [
-        Layer(layer.source, {key: value for key, value in layer.values.items() if key not in ("name", "sweep")})
-        for layer in (files[-1], *stated)
-    ]
+    source = next(layer.source for layer in reversed([*files, *stated]) if layer.states(["sweep", "rungs"]))
+    first = next((i for i, layer in enumerate(files) if layer.states(["sweep"])), len(files) - 1)
+    base, over, stated = files[:first], _common(files[first:]), _common(stated)
     rungs = []
-    for rung in experiment.sweep.rungs:
-        layers = _file_layers(Path(rung))
-        if any(layer.states(["sweep", "rungs"]) for layer in layers):
-            raise ExperimentError(f"{path}: sweep.rungs: expected experiments without a sweep of their own, got {rung}")
-        rungs.append(_build([*layers, over], stated))
+    for index, rung in enumerate(experiment.sweep.rungs):
+        place = f"{source}: sweep.rungs.{index}"
+        below, own = (_file_layers(Path(rung)), []) if isinstance(rung, str) else _inline_layers(place, rung, base)
+        if any(layer.states(["sweep", "rungs"]) for layer in below):
+            file = rung if isinstance(rung, str) else rung["extends"]
+            raise ExperimentError(f"{place}: expected an experiment without a sweep of its own, got {file}")
+        rungs.append(_build([*below, *over, *own], stated))
     names = [rung.name for rung in rungs]
     for name in names:
         if names.count(name) > 1:
-            raise ExperimentError(f"{path}: sweep.rungs: expected experiments of different names, got {name!r} twice")
+            raise ExperimentError(f"{source}: sweep.rungs: expected experiments of different names, got {name!r} twice")
     return experiment, rungs
+
+
+def _common(layers: Iterable[Layer]) -> list[Layer]:
+    """What a sweep lays over all its rungs."""
+    return [
+        Layer(layer.source, {key: value for key, value in layer.values.items() if key not in ("name", "sweep")})
+        for layer in layers
+    ]
+
+
+def _inline_layers(place: str, rung: dict[str, Any], base: list[Layer]) -> tuple[list[Layer], list[Layer]]:
+    """A rung that is a map: the layers below it, and its own."""
+    values = dict(rung)
+    if "extends" in values:
+        base = _base_layers(place, values.pop("extends"))
+    return base, [Layer(place, values)]
 
 
 def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Layer]:
@@ -150,12 +168,17 @@ def _file_layers(path: Path, chain: tuple[Path, ...] = ()) -> list[Layer]:
     layer = Layer(str(path), _anchored(values, path.parent))
     if extends is None:
         return [layer]
+    return [*_base_layers(str(path), extends, path.parent, (*chain, path.resolve())), layer]
+
+
+def _base_layers(place: str, extends: Any, folder: Path = Path(), chain: tuple[Path, ...] = ()) -> list[Layer]:
+    """The layers of the file that `place` extends."""
     if not isinstance(extends, str):
-        raise ExperimentError(f"{path}: extends: expected the name of one experiment file, got {extends!r}")
-    base = path.parent / extends
+        raise ExperimentError(f"{place}: extends: expected the name of one experiment file, got {extends!r}")
+    base = folder / extends
     if not base.is_file():
-        raise ExperimentError(f"{path}: extends: expected an experiment file, there is none at {base}")
-    return [*_file_layers(base, (*chain, path.resolve())), layer]
+        raise ExperimentError(f"{place}: extends: expected an experiment file, there is none at {base}")
+    return _file_layers(base, chain)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -214,13 +237,19 @@ def _anchored(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     def absolute(path: Any) -> Any:
         return str((folder / Path(path).expanduser()).resolve()) if isinstance(path, str) and path else path
 
+    def anchored_rung(rung: Any) -> Any:
+        if not isinstance(rung, dict):
+            return absolute(rung)
+        extends = {"extends": absolute(rung["extends"])} if "extends" in rung else {}
+        return _anchored(rung, folder) | extends
+
     workload, model, sweep = (values.get(key) for key in ("workload", "model", "sweep"))
     if isinstance(workload, dict) and workload.get("dataset", "bundled") != "bundled":
         values = merge(values, {"workload": {"dataset": absolute(workload["dataset"])}})
     if isinstance(model, dict) and "/" in str(model.get("checkpoint")):
         values = merge(values, {"model": {"checkpoint": absolute(model["checkpoint"])}})
     if isinstance(sweep, dict) and isinstance(sweep.get("rungs"), list):
-        values = merge(values, {"sweep": {"rungs": [absolute(rung) for rung in sweep["rungs"]]}})
+        values = merge(values, {"sweep": {"rungs": [anchored_rung(rung) for rung in sweep["rungs"]]}})
     return values
 
 
@@ -252,8 +281,9 @@ def _validated(layers: list[Layer]) -> Experiment:
 
 
 def _line(layers: list[Layer], path: Sequence[Any], message: str) -> str:
-    """The message behind its key and the last place that states that key (else the experiment's own file)."""
-    source = next((layer.source for layer in reversed(layers) if layer.states(path)), layers[-1].source)
+    """The message behind its key and the last place that states that key, or the most of its path."""
+    parts = [list(path[:length]) for length in range(len(path), -1, -1)]
+    source = next(layer.source for part in parts for layer in reversed(layers) if layer.states(part))
     return f"{source}: {'.'.join(map(str, path))}: {message}"
 
 
@@ -342,6 +372,7 @@ def json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     extends = {"type": "string", "description": "an experiment file, relative to this one, that this one changes"}
     schema["properties"] = {"extends": extends} | schema["properties"]
+    schema["$defs"]["SweepConfig"]["properties"]["rungs"]["items"] = {"anyOf": [{"type": "string"}, {"$ref": "#"}]}
     del schema["required"]
     return schema
 

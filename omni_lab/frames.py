@@ -32,6 +32,7 @@ STEPS = [
     "tokens",
     "kind",
 ]
+RATIOS = [*CELL, "stage", "figure", "ratio", "low", "high", "verdict"]
 CHUNKS = ["edge", "request", "index", "frames", "bytes", "produced_ns", "sent_ns", "received_ns", "final"]
 
 
@@ -39,16 +40,18 @@ CHUNKS = ["edge", "request", "index", "frames", "bytes", "produced_ns", "sent_ns
 class Run:
     """The tables of one run directory.
 
-    `cells`: a row for each configuration and concurrency. `stages`: the same, times each stage. `requests`, `steps`
-    and `chunks`: a row each. Units stand in the column names; a figure that was not measured is NaN. Absolute
-    times (`*_ns`) are of one monotonic clock, all others count from the request's send time.
-    `record` is run.json as it is, with experiment, environment and definitions.
+    `cells`: a row for each configuration and concurrency. `stages`: the same, times each stage. `ratios`: a row for
+    each figure that was compared with the first configuration's, named as in `cells`, or as in `stages` with its
+    stage. `requests`, `steps` and `chunks`: a row each. Units stand in the column names; a figure that was not
+    measured is NaN. Absolute times (`*_ns`) are of one monotonic clock, all others count from the request's send
+    time. `record` is run.json as it is, with experiment, environment and definitions.
     """
 
     path: Path
     record: dict[str, Any]
     cells: pd.DataFrame
     stages: pd.DataFrame
+    ratios: pd.DataFrame
     requests: pd.DataFrame
     steps: pd.DataFrame
     chunks: pd.DataFrame
@@ -72,7 +75,7 @@ def load(run_dir: str | Path) -> Run:
     for frame in (stages, steps):
         frame["stage"] = pd.Categorical(frame["stage"], categories=list(names), ordered=True)
     stages = stages.sort_values(["cell", "stage"], ignore_index=True).drop(columns="cell")
-    return Run(path, record, cells, stages, requests, steps, chunks)
+    return Run(path, record, cells, stages, _ratios(record), requests, steps, chunks)
 
 
 def _cells(record: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -84,12 +87,25 @@ def _cells(record: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
             if name == "stages":
                 key = {label: cell[label] for label in CELL} | {"cell": number}
                 stages += [{**key, "stage": stage, **figures} for stage, figures in (value or {}).items()]
+            elif name == "relative":
+                continue
             elif isinstance(value, dict):
                 flat |= {f"{name}_{_with_unit(inner)}": figure for inner, figure in value.items()}
             elif not isinstance(value, list):
                 flat[_with_unit(name)] = value
         cells.append(flat)
     return _table(cells, CELL), _table(stages, [*CELL, "cell", "stage"])
+
+
+def _ratios(record: dict[str, Any]) -> pd.DataFrame:
+    """The cells' `relative` sections, as they are in run.json, a row for each figure that has a ratio."""
+    rows = []
+    for cell in record.get("cells", []):
+        for name, found in (cell.get("relative") or {}).items():
+            *section, figure = name.split(".")
+            key = {label: cell[label] for label in CELL} | {"stage": section[-1] if section else None}
+            rows += [{**key, "figure": _with_unit(figure), **found}] if found else []
+    return _table(rows, RATIOS)
 
 
 def _requests(file: Path) -> pd.DataFrame:

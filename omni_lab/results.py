@@ -21,6 +21,7 @@ from omni_lab.experiment import Experiment, ExperimentError
 from omni_lab.metrics.aggregate import Figures, cell_figures
 from omni_lab.metrics.definitions import DEFINITIONS
 from omni_lab.metrics.records import ChunkRow, RequestRow, StepRow
+from omni_lab.metrics.relative import compare
 from omni_lab.metrics.request import request_figures
 
 SCHEMA_VERSION = 1
@@ -89,6 +90,7 @@ class RunDirectory:
                 raise
             raise ExperimentError(f"{file}: expected a run of schema version {SCHEMA_VERSION}: {error!r}") from None
         self.record = found
+        compare(self.record["cells"], base=self.order[0][0])
         kept = [line for line in self._request_lines() if self._key(line) in self.finished]
         _replace(self.path / "requests.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         for name in SCHEMAS:
@@ -123,6 +125,7 @@ class RunDirectory:
         others = [other for other in self.record["cells"] if not self._same_cell(other, key)]
         cells = [*others, cell | {"runs": runs}]
         self.record["cells"] = sorted(cells, key=lambda c: self.order.index((c["configuration"], c["concurrency"])))
+        compare(self.record["cells"], base=self.order[0][0])
         self.write()
 
     def write(self) -> None:
@@ -143,7 +146,7 @@ class RunDirectory:
         for name, configuration in self.record["configurations"].items():
             before = found["configurations"].get(name, {}).get("experiment")
             if before != configuration["experiment"]:
-                changed = _changed(before or {}, configuration["experiment"])
+                changed = changed_keys(before or {}, configuration["experiment"])
                 message = (
                     f"--resume: expected the experiment of {self.path}, but {name} has another {', '.join(changed)}"
                 )
@@ -202,13 +205,13 @@ def _replace(file: Path, text: str) -> None:
     os.replace(scratch, file)
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def changed_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Dotted keys in which two experiments differ."""
     changed = []
     for key in dict.fromkeys([*before, *now]):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            changed += _changed(old, new, f"{prefix}{key}.")
+            changed += changed_keys(old, new, f"{prefix}{key}.")
         elif old != new:
             changed.append(f"{prefix}{key}")
     return changed

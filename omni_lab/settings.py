@@ -204,5 +204,22 @@ class ResultsConfig(Settings):
     save_tokens: bool = False
 
 
+def _file_or_map(rung: Any) -> Any:
+    if not (isinstance(rung, str | dict) and rung):
+        raise PydanticCustomError("rung", "an experiment file, or a map with a name and the keys that differ")
+    if isinstance(rung, dict) and "name" not in rung:
+        raise wrong("name", "expected a name of its own, got none")
+    if isinstance(rung, dict) and "sweep" in rung:
+        raise wrong("sweep", "expected outside of a rung")
+    return rung
+
+
+Rung = Annotated[str | dict[str, Any], BeforeValidator(_file_or_map)]
+
+
 class SweepConfig(Settings):
-    rungs: list[str] = Field(min_length=1, description="experiment files, relative to the file that names them")
+    """What to run side by side. A rung is an experiment file, or a map of keys that are laid over one."""
+
+    rungs: list[Rung] = Field(
+        min_length=1, description="files relative to the one that names them, or maps with a name"
+    )

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from omni_lab.experiment import ExperimentError, json_schema, load_configurations, load_experiment, unavailable
+from omni_lab import settings
+from omni_lab.experiment import (
+    Experiment,
+    ExperimentError,
+    json_schema,
+    load_configurations,
+    load_experiment,
+    unavailable,
+)
+from omni_lab.results import changed_keys
 from omni_lab.run import main
 
 ROOT = Path(__file__).parent.parent
-LADDER = ("batch", "cuda_graph", "async_chunk", "async_output", "stage_replicas", "hot_path")
+LADDER = (
+    "batch",
+    "cuda_graph",
+    "async_chunk",
+    "async_output",
+    "stage_replicas",
+    "hot_path",
+    "stateful",
+    "ramp",
+)
 
 WRONG = {
     # mistake: (text of the file, words of the one line)
@@ -67,7 +87,7 @@ WRONG = {
     "template": ("name: x\nworkload: {prompt_template: 'Read this'}", ["workload.prompt_template", "{text}"]),
     "too_long": ("name: x\nworkload: {output: {codec_frames: 5000}}", ["codec_frames", "max_model_len (1024)"]),
     "mixed_engines": ("name: x\nstages: {talker: {engine: transformers}}", ["stages", "on all stages or on none"]),
-    "vllm": ("name: x\nstages: {thinker: {engine: vllm}}", ["stages.thinker.engine", "not available"]),
+    "vllm": ("name: x\nstages: {talker: {engine: vllm}}", ["stages.talker.engine", "the thinker alone", "use torch"]),
     "ray": ("name: x\nexecutor: ray", ["executor: ray is not available"]),
     "mooncake": ("name: x\nconnector: mooncake", ["connector: mooncake is not available"]),
     "emulated": ("name: x\nstages: {talker: {device: emulated}}", ["stages.talker.device: emulated is not available"]),
@@ -75,6 +95,26 @@ WRONG = {
     "extends_list": ("name: x\nextends: [a.yaml]", ["extends", "one experiment file"]),
     "extends_itself": ("name: x\nextends: extends_itself.yaml", ["extends", "circle"]),
     "rung_missing": ("name: x\nsweep: {rungs: [gone.yaml]}", ["gone.yaml", "there is none"]),
+    "rung_number": ("name: x\nsweep: {rungs: [3]}", ["sweep.rungs.0", "an experiment file, or a map", "got 3"]),
+    "rung_without_name": (
+        "name: x\nsweep: {rungs: [{name: a}, {chunking: {frames: 9}}]}",
+        ["sweep.rungs.1.name", "a name of its own"],
+    ),
+    "rung_unknown_key": (
+        "name: x\nsweep: {rungs: [{name: a}, {name: b, optimizations: {asink_chunk: true}}]}",
+        ["sweep.rungs.1: optimizations.asink_chunk", "did you mean 'async_chunk'"],
+    ),
+    "rung_value": (
+        "name: x\nsweep: {rungs: [{name: a, chunking: {frames: 0}}]}",
+        ["rungs.0: chunking.frames", "least 1"],
+    ),
+    "rung_extends": ("name: x\nsweep: {rungs: [{name: a, extends: gone.yaml}]}", ["rungs.0: extends", "gone.yaml"]),
+    "rung_sweep": ("name: x\nsweep: {rungs: [{name: a, sweep: {rungs: [b.yaml]}}]}", ["sweep.rungs.0.sweep"]),
+    "rung_twice": ("name: x\nsweep: {rungs: [{name: a}, {name: a}]}", ["sweep.rungs", "different names", "'a' twice"]),
+    "rung_dataset": (
+        "name: x\nsweep: {rungs: [{name: a, workload: {dataset: gone.jsonl}}]}",
+        ["sweep.rungs.0: workload.dataset", "gone.jsonl"],
+    ),
     "no_rungs": ("name: x\nsweep: {rungs: []}", ["sweep.rungs", "at least 1"]),
     "key_twice": ("name: x\nname: y", ["line 2", "'name' twice"]),
     "key_twice_deep": ("name: x\nmodel: {seed: 1, seed: 2}", ["line 2", "'seed' twice"]),
@@ -143,22 +183,21 @@ def test_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    "override",
     [
-        *((f"hot_path.{key}", "false") for key in json_schema()["$defs"]["HotPathConfig"]["properties"]),
-        ("stateful_code2wav", "true"),
+        *(
+            f"optimizations.hot_path.{key}={on}"
+            for key in settings.HotPathConfig.model_fields
+            for on in ("true", "false")
+        ),
+        "optimizations.stateful_code2wav=true",
+        "optimizations.graphs.talker=true",
+        "stages.thinker.engine=vllm",
     ],
 )
-def test_missing_side_of_a_toggle_is_refused(key: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A toggle either runs as stated or is refused by name; none is accepted and ignored."""
-    batch = str(ROOT / "experiments" / "batch.yaml")
-    try:
-        experiment = load_experiment(batch, [f"optimizations.{key}={value}"])
-    except ExperimentError:
-        line = one_line(capsys, [batch, "--set", f"optimizations.{key}={value}"])
-        assert f"optimizations.{key}" in line and "available in this version" in line
-    else:
-        assert unavailable(experiment) == []
+def test_both_sides_of_every_toggle_are_accepted(override: str) -> None:
+    """vLLM is an engine for the thinker; whether it is installed is seen when the worker starts."""
+    assert unavailable(load_experiment(ROOT / "experiments" / "batch.yaml", [override])) == []
 
 
 def test_all_mistakes_are_told_at_once_each_with_its_place(tmp_path: Path) -> None:
@@ -246,11 +285,41 @@ def test_sweep_lays_own_keys_over_each_rung(tmp_path: Path) -> None:
     assert [rung.optimizations.async_chunk for rung in rungs] == [False, True]
     assert all(rung.workload.repeats == 2 and rung.workload.loads == [5] for rung in rungs)
     (tmp_path / "y.yaml").write_text("name: y\nsweep: {rungs: [x.yaml]}")
-    with pytest.raises(ExperimentError, match="without a sweep of their own"):
+    with pytest.raises(ExperimentError, match="without a sweep of its own"):
         load_configurations(tmp_path / "y.yaml")
     (tmp_path / "z.yaml").write_text("name: z\nsweep: {rungs: [slow.yaml, slow.yaml]}")
     with pytest.raises(ExperimentError, match="different names"):
         load_configurations(tmp_path / "z.yaml")
+
+
+def test_a_rung_can_be_a_map_in_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies over what the sweep extends, or over a file of its own; what the sweep states lies between."""
+    (tmp_path / "base.yaml").write_text("name: base\nchunking: {frames: 7}\nworkload: {repeats: 4, warmup: 1}")
+    (tmp_path / "other.yaml").write_text("name: other\nchunking: {frames: 8}\nworkload: {repeats: 5, warmup: 5}")
+    (tmp_path / "set.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello"}]}')
+    (tmp_path / "x.yaml").write_text(
+        "name: x\nextends: base.yaml\nworkload: {warmup: 2}\nsweep: {rungs: [base.yaml, "
+        "{name: a, optimizations: {async_chunk: false}}, {name: b, extends: other.yaml, workload: {warmup: 3}}, "
+        "{name: c, workload: {dataset: set.jsonl}}]}"
+    )
+    monkeypatch.chdir(Path(tmp_path).parent)
+    experiment, rungs = load_configurations(tmp_path / "x.yaml", ["workload.concurrency=5"])
+    assert [rung.name for rung in rungs] == ["base", "a", "b", "c"]
+    assert [rung.chunking.frames for rung in rungs] == [7, 7, 8, 7]
+    assert [rung.optimizations.async_chunk for rung in rungs] == [True, False, True, True]
+    assert [(rung.workload.repeats, rung.workload.warmup) for rung in rungs] == [(4, 2), (4, 2), (5, 3), (4, 2)]
+    assert all(rung.workload.loads == [5] for rung in rungs)
+    assert rungs[3].workload.dataset == str(tmp_path / "set.jsonl")
+    assert Experiment.model_validate(experiment.model_dump(mode="json")) == experiment
+
+
+def test_a_sweep_that_is_extended_keeps_its_common_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\nworkload: {repeats: 4}")
+    (tmp_path / "x.yaml").write_text("name: x\nworkload: {repeats: 2}\nsweep: {rungs: [a.yaml, {name: b}]}")
+    (tmp_path / "y.yaml").write_text("name: y\nextends: x.yaml\nworkload: {warmup: 9}")
+    experiment, rungs = load_configurations(tmp_path / "y.yaml")
+    assert experiment.name == "y"
+    assert [(rung.name, rung.workload.repeats, rung.workload.warmup) for rung in rungs] == [("a", 2, 9), ("b", 2, 9)]
 
 
 def test_paths_are_relative_to_the_file_that_states_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,13 +334,75 @@ def test_paths_are_relative_to_the_file_that_states_them(tmp_path: Path, monkeyp
 
 
 def test_ladder_adds_one_layer_a_rung() -> None:
-    rungs = [load_experiment(ROOT / "experiments" / f"{name}.yaml") for name in LADDER]
+    _, rungs = load_configurations(ROOT / "experiments" / "ladder.yaml")
     assert [rung.name for rung in rungs] == list(LADDER)
-    assert [any(rung.optimizations.graphs.values()) for rung in rungs] == [False, True, True, True, True, True]
-    assert [rung.optimizations.async_chunk for rung in rungs] == [False, False, True, True, True, True]
-    assert [rung.optimizations.async_output for rung in rungs] == [False, False, False, True, True, True]
-    assert [rung.stages["talker"].replicas for rung in rungs] == [1, 1, 1, 1, 2, 2]
+    assert {rung.workload.output.codec_frames for rung in rungs} == {100}
+    states = [layers(rung) for rung in rungs]
+    assert not any(states[0].values())
+    for below, above in pairwise(states):
+        assert len([key for key in above if above[key] and not below[key]]) == 1
+        assert not [key for key in above if below[key] and not above[key]]
+    assert all(states[-1].values())
     assert len({rung.workload.model_dump_json() for rung in rungs}) == 1
+    files = [load_experiment(ROOT / "experiments" / f"{name}.yaml") for name in LADDER]
+    assert [rung.name for rung in files] == list(LADDER)
+    assert all(all(rung.optimizations.hot_path.model_dump().values()) for rung in files)
+
+
+def layers(rung: Experiment) -> dict[str, Any]:
+    """What the rungs add, one after the other; the hot path and the graphs are all on or all off."""
+    toggles = rung.optimizations
+    together = [set(toggles.graphs.values()), set(toggles.hot_path.model_dump().values())]
+    assert [len(values) for values in together] == [1, 1]
+    return {
+        "graphs": toggles.graphs["talker"],
+        "async_chunk": toggles.async_chunk,
+        "async_output": toggles.async_output,
+        "replicas": rung.stages["talker"].replicas == rung.stages["code2wav"].replicas == 2,
+        "hot_path": toggles.hot_path.row_payloads,
+        "stateful": toggles.stateful_code2wav,
+        "ramp": rung.chunking.ramp == [4, 8, 16],
+    }
+
+
+def test_leave_one_out_leaves_out_every_piece_once() -> None:
+    _, (full, *others) = load_configurations(ROOT / "experiments" / "leave_one_out.yaml")
+    on = full.optimizations.model_dump()
+    assert all(on[key] for key in ("batching", "async_chunk", "async_output", "stateful_code2wav"))
+    assert all({**on["graphs"], **on["hot_path"]}.values()) and full.chunking.ramp
+    missing = {rung.name: sorted(differences(full, rung)) for rung in others}
+    graphs = [f"optimizations.graphs.{stage}" for stage in ("code2wav", "talker", "thinker")]
+    assert missing.pop("no_graphs") == graphs
+    assert missing.pop("no_ramp") == ["chunking.ramp"]
+    singles = [f"optimizations.{key}" for key in ("batching", "async_chunk", "async_output", "stateful_code2wav")]
+    singles += graphs + [f"optimizations.hot_path.{key}" for key in settings.HotPathConfig.model_fields]
+    assert sorted(missing.values()) == sorted([single] for single in singles)
+
+
+def test_long_hot_path_turns_on_each_piece_alone() -> None:
+    _, (off, on, *alone) = load_configurations(ROOT / "experiments" / "hot_path_long.yaml")
+    keys = [f"optimizations.hot_path.{key}" for key in settings.HotPathConfig.model_fields]
+    assert not any(off.optimizations.hot_path.model_dump().values())
+    assert sorted(differences(off, on)) == sorted(keys)
+    assert [differences(off, rung) for rung in alone] == [[key] for key in keys]
+    assert off.workload.loads == [1]
+
+
+def test_the_control_of_replicas_has_their_rows_and_memory_in_one_worker() -> None:
+    control, replicas = (
+        load_experiment(ROOT / "experiments" / f"{name}.yaml") for name in ("stage_replicas_control", "stage_replicas")
+    )
+    for stage in ("talker", "code2wav"):
+        one, many = control.stages[stage], replicas.stages[stage]
+        assert one.replicas == 1 < many.replicas
+        assert one.max_num_seqs == many.replicas * many.max_num_seqs
+        assert one.kv_cache_mb == many.replicas * many.kv_cache_mb
+    assert control.optimizations == replicas.optimizations
+
+
+def differences(one: Experiment, other: Experiment) -> list[str]:
+    """Dotted keys, the name aside."""
+    return [key for key in changed_keys(one.model_dump(mode="json"), other.model_dump(mode="json")) if key != "name"]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda file: file.stem)

@@ -12,6 +12,7 @@ from omni_lab.metrics.aggregate import cell_figures, repeat_figures, stage_figur
 from omni_lab.metrics.continuity import underrun_s
 from omni_lab.metrics.definitions import DISTRIBUTIONS
 from omni_lab.metrics.records import RequestRow, StepRow
+from omni_lab.metrics.relative import compare
 from omni_lab.metrics.request import request_figures
 from omni_lab.metrics.table import cell_table, ratio_table
 
@@ -194,10 +195,13 @@ def test_table_is_aligned_and_compares_with_the_first_configuration() -> None:
         {"configuration": "longer", "concurrency": 1, "request_throughput": 5.0, "mean_ttft_ms": 12.3456},
         {"configuration": "longer", "concurrency": 16, "request_throughput": 7.0},
     ]
+    for cell in cells:
+        cell["runs"] = [{"repeat": 0, "request_throughput": cell["request_throughput"]}]
+    compare(cells, "a")
     lines = cell_table(cells).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "2 ±0.1" in lines[2] and "12" in lines[3].split() and lines[4].split()[3] == "-"
     ratios = ratio_table(cells).splitlines()
-    assert len(ratios) == 4
+    assert len(ratios) == 5
     assert ratios[2].split()[:3] == ["longer", "1", "x2.5"]
     assert ratios[3].split()[:3] == ["longer", "16", "-"]

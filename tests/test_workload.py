@@ -149,6 +149,23 @@ def test_fixed_lengths_and_seeds_of_requests() -> None:
     assert derived_seed(0, "talker", 1) != derived_seed(1, "talker", 1) != derived_seed(1, "thinker", 1)
 
 
+def test_every_other_repeat_goes_back_from_the_last_configuration() -> None:
+    """Over an even number of repeats each configuration has the same mean place, so a steady drift cancels."""
+    configurations = [Experiment(name=name, workload={"concurrency": [1, 2], "repeats": 4}) for name in "abc"]
+    units = list(planned(configurations))
+    order = [name for name, load, _ in (unit.key for unit in units) if load == 1]
+    assert "".join(order) == "abccbaabccba"
+    assert [unit.repeat for unit in units] == sorted(unit.repeat for unit in units)
+    for load in (1, 2):
+        places = [
+            statistics.fmean(place for place, unit in enumerate(units) if unit.key[:2] == (name, load))
+            for name in "abc"
+        ]
+        assert len(set(places)) == 1
+    starts = sum(before.configuration is not after.configuration for before, after in pairwise(units))
+    assert starts == 4 * 2  # the configuration at a turn goes on as it is
+
+
 def test_repeats_go_round_the_configurations() -> None:
     a = Experiment(name="a", workload={"concurrency": [1, 2], "repeats": 2})
     b = Experiment(name="b", workload={"concurrency": [4], "repeats": 1})

@@ -14,6 +14,24 @@ DISTRIBUTIONS = (
 )
 """Figures of single requests; a cell has the mean, the median and the 99th percentile of each."""
 
+COMPARED = (
+    "request_throughput",
+    "steady_request_throughput",
+    "output_throughput",
+    "audio_throughput",
+    "mean_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+    "mean_audio_ttfp_ms",
+    "p99_audio_ttfp_ms",
+    "mean_audio_rtf",
+    "mean_audio_underrun_s",
+)
+"""Figures of a cell that are divided by those of the first configuration."""
+
+COMPARED_STAGES = ("step_ms", "gap_us_median", "tokens_per_s")
+"""The same for each stage."""
+
 DEFINITIONS = {
     "send time": "When the client hands the request over; every latency counts from here, at the client.",
     "completed": "Requests that ended without an error. All latencies are of these.",
@@ -46,6 +64,11 @@ DEFINITIONS = {
     "in this process and are in it.",
     "mean_, median_, p99_": "Over the completed requests in which the figure was measured; percentiles interpolate.",
     "over repeats": "A cell's figure is the mean of its repeats, `_std` their standard deviation (null for one).",
+    "relative": "Each figure divided by the first configuration's at the same concurrency: the geometric mean of the "
+    "ratios of the single repeats, which are run in turn; `low` and `high` are the 95 % interval of Student's t on "
+    "their logarithms. The verdict is higher or lower if the whole interval is, `within noise` if 1 lies in it, and "
+    "`too few repeats` if there are less than two. Each interval stands for itself: of twenty comparisons of equal "
+    "things about one falls outside. null where nothing can be compared.",
     "stages.steps": "Engine steps of all replicas of the stage.",
     "stages.mean_batch": "Sequences in a step, mean.",
     "stages.step_ms": "Duration of a step, mean.",

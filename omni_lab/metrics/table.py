@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from omni_lab.metrics.relative import FEW, NOISE
+
 Cell = dict[str, Any]
 
 COLUMNS = (
@@ -14,6 +16,7 @@ COLUMNS = (
     ("RTF", "mean_audio_rtf", ".3g"),
     ("E2EL ms", "mean_e2el_ms", ".0f"),
     ("talker frames/s", "stages.talker.tokens_per_s", ".4g"),
+    ("talker gap us", "stages.talker.gap_us_median", ".0f"),
     ("thinker tok/s", "stages.thinker.tokens_per_s", ".4g"),
     ("underrun s", "mean_audio_underrun_s", ".3f"),
 )
@@ -26,15 +29,20 @@ def cell_table(cells: Sequence[Cell]) -> str:
 
 
 def ratio_table(cells: Sequence[Cell]) -> str:
-    """Every figure divided by that of the first configuration at the same concurrency."""
-    first = {cell["concurrency"]: cell for cell in cells if cell["configuration"] == cells[0]["configuration"]}
-
-    def ratio(cell: Cell, name: str, _: str) -> str:
-        value, base = _figure(cell, name), _figure(first.get(cell["concurrency"], {}), name)
-        return "-" if value is None or not base else f"x{value / base:.3g}"
-
+    """Every figure divided by that of the first configuration at the same concurrency, and its 95 % interval."""
     others = [cell for cell in cells if cell["configuration"] != cells[0]["configuration"]]
-    return _table(others, ratio)
+    legend = "(low-high): 95 % interval over the repeats; none: 1 lies in it, the difference is within noise"
+    return f"{_table(others, _ratio)}\n{legend}"
+
+
+def _ratio(cell: Cell, name: str, _: str) -> str:
+    found = (cell["relative"] or {}).get(name)
+    if found is None:
+        return "-"
+    if found["verdict"] == FEW:
+        return f"x{found['ratio']:.3g}"
+    word = "none" if found["verdict"] == NOISE else f"x{found['ratio']:.3g}"
+    return f"{word} ({found['low']:.3g}-{found['high']:.3g})"
 
 
 def _table(cells: Sequence[Cell], show: Callable[[Cell, str, str], str]) -> str:

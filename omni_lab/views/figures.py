@@ -29,6 +29,7 @@ LABELS = {
     "step_ms": ("Step time", "ms"),
     "gap_us_median": ("Step gap, median", "µs"),
     "gap_us_p99": ("Step gap, 99th percentile", "µs"),
+    "talker_gap_us_median": ("Talker step gap, median", "µs"),
     "busy_ratio": ("Busy share", ""),
     "tokens_per_s": ("Stage throughput", "tokens or frames / s"),
 }

@@ -52,8 +52,12 @@ async def _start(experiment: Experiment, stack: AsyncExitStack, progress: Progre
     stages = experiment.stages.values()
     one_worker = all(stage.engine == "transformers" for stage in stages)
     workers = 1 if one_worker else sum(stage.replicas for stage in stages)
+
+    def compiling(graphs: int) -> AbstractContextManager[Callable[[], object]]:
+        return progress(f"{experiment.name}: compiling captured steps, once", graphs)
+
     with progress(f"{experiment.name}: loading", workers) as tick:
-        return await stack.enter_async_context(open_pipeline(experiment, lambda worker, facts: tick()))
+        return await stack.enter_async_context(open_pipeline(experiment, lambda worker, facts: tick(), compiling))
 
 
 async def _run_unit(

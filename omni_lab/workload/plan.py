@@ -27,9 +27,13 @@ class Unit:
 
 
 def planned(configurations: Sequence[Experiment]) -> Iterator[Unit]:
-    """All units in order: repeat by repeat, so that a drift of the machine spreads over the configurations."""
+    """All units in order: repeat by repeat, and every other repeat from the last configuration back to the first.
+
+    A machine that grows steadily slower or faster is then, over an even number of repeats, the same to all of them,
+    and the configuration at the turn keeps its pipeline, so no start is added.
+    """
     for repeat in range(max(one.workload.repeats for one in configurations)):
-        for configuration in configurations:
+        for configuration in reversed(configurations) if repeat % 2 else configurations:
             if repeat < configuration.workload.repeats:
                 for concurrency in configuration.workload.loads:
                     yield Unit(configuration, concurrency, repeat)
