@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -177,12 +176,8 @@ def traced_decode(network: Thinker, cache: KVCache, rows: int) -> TracedStep:
 
 
 def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
-    """The Talker's frame for capture; the code predictor's scratch is part of the memory."""
+    """The Talker's frame for capture, for at most `rows` rows."""
     axes = network.decoder.rotation.axes
-    scratch = network.predictor.reserve(rows + 1)  # never the whole of it, see KVCache
-    bare = copy.copy(network)
-    bare.predictor = network.predictor.over(())
-    layers = len(cache.lines)
 
     def function(
         parts: tuple[Talker, KVCache],
@@ -194,12 +189,11 @@ def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
         uniforms: torch.Tensor,
         greedy: torch.Tensor,
         window: torch.Tensor,
-        *memory: torch.Tensor,
+        *lines: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        network, cache = copy.copy(parts[0]), parts[1].over(memory[:layers])
-        network.predictor = network.predictor.over(memory[layers:])
+        network, cache = parts
         pick = ResidualPick(RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms, greedy)
-        return network.frame(hidden, tokens, text, positions, lengths, cache, window.shape[0], pick)
+        return network.frame(hidden, tokens, text, positions, lengths, cache.over(lines), window.shape[0], pick)
 
     def example(count: int) -> tuple[torch.Tensor, ...]:
         draw = torch.Generator().manual_seed(0)
@@ -209,7 +203,7 @@ def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
         greedy = torch.arange(count, device=head.device) % 2 == 0
         return hidden, _tokens(head, count), text, *_places(cache, count, axes), uniforms, greedy
 
-    return _traced("talker", (bare, cache.over(())), function, example, [*cache.lines, *scratch], cache, rows)
+    return _traced("talker", (network, cache.over(())), function, example, cache.lines, cache, rows)
 
 
 def _traced(
