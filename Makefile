@@ -19,7 +19,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 # anew in every worker process takes seconds and memory.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint schema reference vllm vllm-test clean
+.PHONY: demo test test-matrix lint schema reference vllm vllm-test clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -28,6 +28,11 @@ demo: $(STAMP)
 test: export OMP_NUM_THREADS = 1
 test: lint
 	$(RUN) -m pytest -q -n 2 --dist worksteal
+
+# Every combination of toggles, eager and captured; hours.
+test-matrix: export OMP_NUM_THREADS = 1
+test-matrix: $(STAMP)
+	OMNI_LAB_MATRIX=full $(RUN) -m pytest -q -n 2 --dist worksteal tests/test_matrix.py
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -125,8 +125,6 @@ def resolve_dtype(dtype: str, device: str) -> str:
 
 def uncapturable(experiment: Experiment, stage: str) -> str | None:
     """Why the step of a stage cannot be captured whatever the machine, if it cannot."""
-    if stage == "code2wav":
-        return "the vocoder has no captured form in this version; the step runs eager"
     if stage == "talker" and not experiment.optimizations.hot_path.code_predictor:
         return "transformers' generate, one for each frame, cannot be captured; the step runs eager"
     return None

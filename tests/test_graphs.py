@@ -108,6 +108,24 @@ def test_captured_steps_answer_as_transformers_does(nano: Path, cases: list[Orac
         assert counters["graph_replays"] == decodes > 100 and counters["eager_steps"] == 0, counters
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        ["optimizations.hot_path.resident_state=false"],
+        ["optimizations.hot_path.single_process_executor=false"],
+        ["optimizations.async_chunk=false", "optimizations.async_output=false"],
+        ["optimizations.stateful_code2wav=true", "optimizations.hot_path.row_payloads=false"],
+    ],
+    ids=["host state", "two processes", "whole, sync", "stateful, serialized"],
+)
+def test_captured_steps_go_with_the_other_toggles(nano: Path, cases: list[OracleCase], others: list[str]) -> None:
+    setup = experiment(nano, CAPTURED, *INLINE, "chunking.left_context=160", *others)
+    (result,), measured = answers(setup, [case.request for case in cases[::2]], (5,))
+    for case, answer in zip(cases[::2], result, strict=True):
+        check(case, answer, f"captured, {others}")
+    assert measured.counters["talker_r0"]["graph_replays"] > 20 and not measured.counters["talker_r0"]["eager_steps"]
+
+
 def test_a_seeded_request_is_the_same_captured_and_eager(nano: Path, cases: list[OracleCase]) -> None:
     requests = [dataclasses.replace(case.request, sampling=SAMPLED) for case in cases[:6]]
     (eager,), _ = answers(experiment(nano, *INLINE), requests)

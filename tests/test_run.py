@@ -247,10 +247,10 @@ def test_open_loop_and_requests_that_fail(experiment: Path, tmp_path: Path, run:
 
 
 def test_a_toggle_that_is_not_in_effect_is_named(experiment: Path, run: Callable[..., Done]) -> None:
-    done = run(
-        experiment, "--set", "optimizations.graphs.talker=true", "--set", "workload={num_prompts: 1, repeats: 1}"
-    )
-    assert done.status == 0 and "small: optimizations.graphs.talker is not in effect" in done.err
+    toggles = "optimizations={graphs: {talker: true}, hot_path: {code_predictor: false}}"
+    done = run(experiment, "--set", toggles, "--set", "workload={num_prompts: 1, repeats: 1}")
+    assert done.status == 0
+    assert "small: optimizations.graphs.talker is not in effect: transformers' generate" in done.err
     assert "graphs.thinker" not in done.err
 
 

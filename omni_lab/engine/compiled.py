@@ -1,8 +1,9 @@
 """Captured steps on the CPU: each step exported as one graph, compiled to a shared library, and kept on disk.
 
-One graph serves a single row, and one every larger batch, with the batch and the window as free sizes; a batch of two
-or three is filled up to four. The library holds code alone: the weights stay where the network has them. Compiling
-takes a minute or so and happens in a process of its own (see `pipeline/graphs.py`); loading takes milliseconds.
+One graph of a decode step serves a single row, and one every larger batch, with the batch and the window as free sizes;
+a batch of two or three is filled up to four. One graph of a vocoder's pass serves all rows and frames. The library
+holds code alone: the weights stay where the network has them. Compiling takes a minute or so and happens in a process
+of its own (see `pipeline/graphs.py`); loading takes milliseconds.
 """
 
 from __future__ import annotations
@@ -13,14 +14,10 @@ from typing import Any
 
 import torch
 
-from omni_lab.engine.traced import TracedStep, replace_tensors, tensors_of
+from omni_lab.engine.traced import TRACED_FRAMES, TracedPass, TracedStep, replace_tensors, tensors_of
 
 SIZES = (1, 4)
 """The smallest batch of each graph: one serves a row alone, the other all batches from four rows on."""
-
-TRACED_ROWS = 13
-"""The batch that stands for all of the second graph: a size that nothing else in a network has, or tracing takes
-the two for one."""
 
 OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
@@ -80,6 +77,29 @@ class CompiledGraphs:
             raise GraphRefused(f"at batch {rows} {difference}")
 
 
+class CompiledPass:
+    """The graph of one pass, loaded and compared with the eager pass; it takes every shape as it is.
+
+    Raises GraphRefused if the graph is not in `folder` or computes something else.
+    """
+
+    def __init__(self, traced: TracedPass, folder: Path) -> None:
+        self.traced = traced
+        self.graph = load(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
+        for rows, frames in {(1, 4), (min(2, traced.rows), TRACED_FRAMES)}:
+            batch = traced.example(rows, frames)
+            if difference := compare(self.run(*batch), traced.function(traced.network, *batch)):
+                raise GraphRefused(f"at {rows} rows of {frames} frames {difference}")
+
+    def shape(self, rows: int, frames: int) -> tuple[int, int] | None:
+        """The rows and frames that a pass of this shape is filled up to: its own; None without a graph."""
+        return (rows, frames) if rows <= self.traced.rows and frames <= self.traced.frames else None
+
+    def run(self, *batch: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs for batch tensors of a `shape`."""
+        return self.graph.boxed_run([tensor.contiguous() for tensor in batch])  # the code knows no other strides
+
+
 def compare(captured: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str | None:
     """What tells a captured step's outputs from the eager step's: whole numbers at all, floats beyond TOLERANCE."""
     for index, (left, right) in enumerate(zip(captured, eager, strict=True)):
@@ -98,18 +118,14 @@ def graph_file(folder: Path, name: str, size: int) -> Path:
     return folder / f"{name}-{size}.pt2"
 
 
-def export(step: TracedStep, size: int) -> torch.export.ExportedProgram:
-    """The graph of a step for one row, or for every batch from `size` rows on."""
-    rows = torch.export.Dim.STATIC if size == 1 else torch.export.Dim("rows", min=SIZES[1], max=step.rows)
-    blocks = torch.export.Dim("blocks", min=1, max=step.positions // step.block)
-    batch = step.example(1 if size == 1 else min(TRACED_ROWS, step.rows))
-    inputs = (list(batch), torch.zeros(2 * step.block, dtype=torch.int64), step.memory)
-    shapes = ([{0: rows}] * len(batch), {0: step.block * blocks}, [{}] * len(step.memory))
+def export(step: TracedStep | TracedPass, size: int) -> torch.export.ExportedProgram:
+    """The graph of a step for one row, or for every batch from `size` rows on; that of a pass is for all."""
     with torch.no_grad():
-        return torch.export.export(_Module(step), inputs, dynamic_shapes=shapes, strict=False)
+        inputs, shapes = step.signature(size)
+        return torch.export.export(_Module(step), (inputs,), dynamic_shapes=(shapes,), strict=False)
 
 
-def compile_graph(step: TracedStep, size: int, folder: Path) -> None:
+def compile_graph(step: TracedStep | TracedPass, size: int, folder: Path) -> None:
     """Compile one graph to a package in `folder`."""
     import torch._inductor
 
@@ -129,14 +145,14 @@ def load(package: Path, weights: dict[str, torch.Tensor]) -> Any:
 
 
 class _Module(torch.nn.Module):
-    """A step whose weights are buffers with names, so that the compiled graph asks for them by these names."""
+    """A step or a pass whose weights are named buffers: the compiled graph asks for them by these names."""
 
-    def __init__(self, step: TracedStep) -> None:
+    def __init__(self, step: TracedStep | TracedPass) -> None:
         super().__init__()
         self.step = step
         for name, tensor in tensors_of(step.network).items():
             self.register_buffer(name, tensor)
 
-    def forward(self, batch: list[torch.Tensor], window: torch.Tensor, memory: list[torch.Tensor]) -> tuple:
+    def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         network = replace_tensors(self.step.network, lambda name, tensor: getattr(self, name))
-        return self.step.function(network, *batch, window, *memory)
+        return self.step.function(network, *inputs)

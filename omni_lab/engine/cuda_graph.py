@@ -1,19 +1,28 @@
 """Captured steps on CUDA: the eager step recorded once for each bucket of (batch, window) and replayed.
 
-Not verified on a GPU.
+A vocoder's pass likewise, for each bucket of (rows, frames). Not verified on a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 
 from omni_lab.engine.compiled import GraphRefused, compare
-from omni_lab.engine.traced import TracedStep
+from omni_lab.engine.traced import TracedPass, TracedStep
 
 WARM_UP = 3
 """Eager runs before a recording: libraries set up their workspaces in the first ones."""
+
+BUCKETS = 32
+"""The most recordings of a vocoder's pass, the smallest shapes first: each holds its inputs and outputs for good."""
+SHORTEST, LONGEST = 4, 128
+"""Frames of the smallest and the largest bucket of a vocoder's pass; a longer one computes enough to run eager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,13 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     batch: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
+
+    def replay(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The outputs for batch tensors, until the next replay."""
+        for buffer, tensor in zip(self.batch, batch, strict=True):
+            buffer.copy_(tensor)
+        self.graph.replay()
+        return self.outputs
 
 
 class CudaGraphs:
@@ -51,12 +67,7 @@ class CudaGraphs:
         """The outputs for batch tensors of `width` rows that read at least positions 0..end-1; None without a graph."""
         window = next((window for window in self.windows if window >= end), None)
         recording = self.recordings.get((len(batch[0]), window))
-        if recording is None:
-            return None
-        for buffer, tensor in zip(recording.batch, batch, strict=True):
-            buffer.copy_(tensor)
-        recording.graph.replay()
-        return recording.outputs
+        return None if recording is None else recording.replay(batch)
 
     def _record(self, count: int, window: int) -> Recording:
         step = self.step
@@ -66,19 +77,61 @@ class CudaGraphs:
         def run() -> tuple[torch.Tensor, ...]:
             return step.function(step.network, *batch, places, *step.memory)
 
-        beside = torch.cuda.Stream(batch[0].device)
-        beside.wait_stream(torch.cuda.current_stream(batch[0].device))
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UP):
-                eager = [tensor.clone() for tensor in run()]
-        torch.cuda.current_stream(batch[0].device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            outputs = run()
-        graph.replay()
-        if difference := compare(outputs, eager):
-            raise GraphRefused(f"at batch {count} and window {window} {difference}")
-        return Recording(graph, batch, outputs)
+        return record(run, batch, self.pool, f"batch {count} and window {window}")
+
+
+class CudaPasses:
+    """The graphs of one pass, for (rows, frames) of `buckets`; all are recorded and compared before there is traffic.
+
+    Outputs are overwritten by the next replay of the same bucket. Raises GraphRefused if a recording computes
+    something else than the eager pass.
+    """
+
+    def __init__(self, traced: TracedPass) -> None:
+        self.traced = traced
+        self.shapes = buckets(traced.rows, min(traced.frames, LONGEST))
+        self.pool = torch.cuda.graph_pool_handle()
+        self.recordings = {shape: self._record(*shape) for shape in reversed(self.shapes)}
+
+    def shape(self, rows: int, frames: int) -> tuple[int, int] | None:
+        """The smallest bucket that holds a pass of this shape, to be filled up to; None if there is none."""
+        return next((bucket for bucket in self.shapes if bucket[0] >= rows and bucket[1] >= frames), None)
+
+    def run(self, *batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs for batch tensors of a `shape`."""
+        return self.recordings[len(batch[0]), batch[0].shape[-1]].replay(batch)
+
+    def _record(self, rows: int, frames: int) -> Recording:
+        traced = self.traced
+        batch = tuple(tensor.clone() for tensor in traced.example(rows, frames))
+        run = partial(traced.function, traced.network, *batch)
+        return record(run, batch, self.pool, f"{rows} rows of {frames} frames")
+
+
+def record(
+    run: Callable[[], tuple[torch.Tensor, ...]], batch: tuple[torch.Tensor, ...], pool: Any, shape: str
+) -> Recording:
+    """A recording of `run`, which reads the buffers `batch`. Raises GraphRefused if a replay gives something else."""
+    device = batch[0].device
+    beside = torch.cuda.Stream(device)
+    beside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_UP):
+            eager = [tensor.clone() for tensor in run()]
+    torch.cuda.current_stream(device).wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = run()
+    graph.replay()
+    if difference := compare(outputs, eager):
+        raise GraphRefused(f"at {shape} {difference}")
+    return Recording(graph, batch, outputs)
+
+
+def buckets(rows: int, frames: int) -> list[tuple[int, int]]:
+    """Shapes (rows, frames) in doublings, up to `rows` and `frames`, by their size: the `BUCKETS` smallest."""
+    shapes = product(doublings(1, rows), doublings(SHORTEST, frames))
+    return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))[:BUCKETS]
 
 
 def doublings(first: int, last: int) -> list[int]:

@@ -9,6 +9,14 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch.export import Dim
+
+TRACED_ROWS, TRACED_FRAMES = 13, 25
+"""The batch that stands for all larger ones, and the frames that stand for any number: sizes that nothing else in a
+network has, or tracing takes the two for one."""
+
+Signature = tuple[list[torch.Tensor], list[dict[int, Any]]]
+"""Tensors to trace a function with, and which of their dimensions are free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,38 @@ class TracedStep:
     rows: int
     positions: int
     block: int
+
+    def signature(self, size: int) -> Signature:
+        """One row, or every batch from `size` rows on; every window."""
+        rows = Dim.STATIC if size == 1 else Dim("rows", min=size, max=self.rows)
+        blocks = Dim("blocks", min=1, max=self.positions // self.block)
+        batch = self.example(1 if size == 1 else min(TRACED_ROWS, self.rows))
+        window = torch.zeros(2 * self.block, dtype=torch.int64)
+        shapes = [*[{0: rows}] * len(batch), {0: self.block * blocks}, *[{}] * len(self.memory)]
+        return [*batch, window, *self.memory], shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPass:
+    """A pass of one network over a batch of rows that bring any number of frames each.
+
+    `function(network, *batch)` takes tensors whose first dimension is the row; the last dimension of the first one is
+    the frame. It writes nothing in place and returns a tuple of tensors, rows first. `example(rows, frames)` makes
+    batch tensors. `rows` is the largest batch, `frames` the longest pass.
+    """
+
+    name: str
+    network: Any
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    example: Callable[[int, int], tuple[torch.Tensor, ...]]
+    rows: int
+    frames: int
+
+    def signature(self, size: int) -> Signature:
+        """Every batch and every number of frames, from one on: one graph serves all, so `size` decides nothing."""
+        rows = Dim.STATIC if self.rows == 1 else Dim("rows", min=1, max=self.rows)
+        batch = self.example(min(TRACED_ROWS, self.rows), TRACED_FRAMES)
+        return list(batch), [{0: rows, 2: Dim("frames", min=1, max=self.frames)}, *[{0: rows}] * (len(batch) - 1)]
 
 
 def tensors_of(network: Any) -> dict[str, torch.Tensor]:

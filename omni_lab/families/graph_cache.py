@@ -53,6 +53,6 @@ def compiler() -> str | None:
 
 @cache
 def _sources() -> str:
-    files = [*sorted(PACKAGE.glob("models/**/*.py")), *sorted(PACKAGE.glob("families/**/steps.py"))]
+    files = [*sorted(PACKAGE.glob("models/**/*.py")), *sorted(PACKAGE.glob("families/**/*steps.py"))]
     files += [PACKAGE / name for name in TRACED]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

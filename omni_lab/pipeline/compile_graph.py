@@ -17,8 +17,8 @@ from omni_lab.families.graph_cache import failure_file, graph_folder
 from omni_lab.families.plan import StagePlan
 
 
-def main(plan: StagePlan, size: int) -> None:
-    package = graph_file(graph_folder(plan), plan.stage, size)
+def main(plan: StagePlan, name: str, size: int) -> None:
+    package = graph_file(graph_folder(plan), name, size)
     package.parent.mkdir(parents=True, exist_ok=True)
     with open(package.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another pipeline may be compiling the same graph
@@ -27,7 +27,7 @@ def main(plan: StagePlan, size: int) -> None:
         torch.set_num_threads(1)
         built = qwen3_omni.build_stage(msgspec.structs.replace(plan, step="eager"), StepClock())
         try:
-            compile_graph(qwen3_omni.traced_step(built), size, package.parent)
+            compile_graph(qwen3_omni.traced_step(built, name), size, package.parent)
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             _write(failure_file(package), f"its graph cannot be compiled: {reason[0][:300]}")
@@ -41,4 +41,4 @@ def _write(file: Path, text: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(msgspec.json.decode(sys.argv[1], type=StagePlan), int(sys.argv[2]))
+    main(msgspec.json.decode(sys.argv[1], type=StagePlan), sys.argv[2], int(sys.argv[3]))

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from omni_lab.engine.compiled import graph_file, sizes
+from omni_lab.engine.compiled import graph_file
+from omni_lab.families import qwen3_omni
 from omni_lab.families.graph_cache import compiler, failure_file, graph_folder
 from omni_lab.families.plan import StagePlan
 
 
-def missing_graphs(plans: Iterable[StagePlan]) -> list[tuple[StagePlan, int]]:
-    """(plan, batch) of each graph on the CPU that is neither compiled nor known to fail; replicas share theirs.
+def missing_graphs(plans: Iterable[StagePlan]) -> list[tuple[StagePlan, str, int]]:
+    """(plan, name, batch) of each graph on the CPU that is neither compiled nor known to fail; replicas share theirs.
 
     Without a C++ compiler nothing is missing: the stages run eager and say why.
     """
@@ -24,24 +25,24 @@ def missing_graphs(plans: Iterable[StagePlan]) -> list[tuple[StagePlan, int]]:
         return []
     for plan in plans:
         if plan.step == "captured" and plan.device == "cpu" and plan.engine == "torch":
-            for size in sizes(plan.rows):
-                package = graph_file(graph_folder(plan), plan.stage, size)
+            for name, size in qwen3_omni.graph_names(plan):
+                package = graph_file(graph_folder(plan), name, size)
                 if not package.exists() and not failure_file(package).exists():
-                    missing[package] = plan, size
+                    missing[package] = plan, name, size
     return list(missing.values())
 
 
-async def compile_graphs(missing: list[tuple[StagePlan, int]], done: Callable[[], object]) -> None:
+async def compile_graphs(missing: list[tuple[StagePlan, str, int]], done: Callable[[], object]) -> None:
     """Compile, the longest first, as many at a time as there are cores. `done` hears of each.
 
     A graph that cannot be compiled leaves its reason behind, and its stage runs eager.
     """
     slots = asyncio.Semaphore(os.cpu_count() or 1)
-    missing = sorted(missing, key=lambda item: (item[0].stage != "talker", -item[1]))
+    missing = sorted(missing, key=lambda item: (item[0].stage != "talker", -item[2]))
 
-    async def one(plan: StagePlan, size: int) -> None:
+    async def one(plan: StagePlan, name: str, size: int) -> None:
         async with slots:
-            command = ("-m", "omni_lab.pipeline.compile_graph", msgspec.json.encode(plan).decode(), str(size))
+            command = ("-m", "omni_lab.pipeline.compile_graph", msgspec.json.encode(plan).decode(), name, str(size))
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *command,
@@ -58,5 +59,5 @@ async def compile_graphs(missing: list[tuple[StagePlan, int]], done: Callable[[]
             done()
 
     async with asyncio.TaskGroup() as tasks:
-        for plan, size in missing:
-            tasks.create_task(one(plan, size))
+        for plan, name, size in missing:
+            tasks.create_task(one(plan, name, size))

@@ -13,7 +13,7 @@ from omni_lab.engine.clock import StepClock
 from omni_lab.engine.kv_cache import KVCache, rows_within
 from omni_lab.engine.rows import HostRows, ResidentRows
 from omni_lab.engine.stage import Stage
-from omni_lab.engine.traced import TracedStep
+from omni_lab.engine.traced import TracedPass, TracedStep
 from omni_lab.families.plan import StagePlan
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW
@@ -129,6 +129,7 @@ def _talker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.
 def _code2wav(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
     from omni_lab.engine.host_memory import keep_freed_memory
     from omni_lab.families.qwen3_omni.code2wav import Code2WavStage
+    from omni_lab.families.qwen3_omni.vocoder_steps import choose_pass
     from omni_lab.families.qwen3_omni.vocoders import StatefulVocoder, WindowVocoder
     from omni_lab.models.qwen3_omni.code2wav import Code2Wav
 
@@ -137,17 +138,31 @@ def _code2wav(plan: StagePlan, directory: Path, config: OmniConfig, device: torc
     slots = network.slots("code2wav.")
     load_weights(directory, slots, ("code2wav.",))
     network.prepare()
+    step, graphs = choose_pass(plan, network)
     vocoder = {
-        "context": lambda: WindowVocoder(network, device, plan.left_context),
-        "stateful": lambda: StatefulVocoder(network, device),
+        "context": lambda: WindowVocoder(network, device, plan.left_context, step),
+        "stateful": lambda: StatefulVocoder(network, device, step),
     }[plan.vocoder]
-    return Built(Code2WavStage(vocoder()), plan.rows, _facts(slots, plan.rows))
+    return Built(Code2WavStage(vocoder()), plan.rows, _facts(slots, plan.rows) | graphs)
 
 
-def traced_step(built: Built) -> TracedStep:
-    """The step of a stage that was built without graphs, to be compiled."""
+def graph_names(plan: StagePlan) -> list[tuple[str, int]]:
+    """(name, smallest batch) of each graph that a plan's captured step needs on a CPU."""
+    from omni_lab.engine.compiled import sizes
+    from omni_lab.families.qwen3_omni.vocoder_steps import pass_names
+
+    if plan.stage == "code2wav":
+        return [(name, 1) for name in pass_names(plan)]
+    return [(plan.stage, size) for size in sizes(plan.rows)]
+
+
+def traced_step(built: Built, name: str) -> TracedStep | TracedPass:
+    """The step of a stage that was built without graphs, to be compiled; `name` is one of `graph_names`."""
     from omni_lab.families.qwen3_omni.steps import traced_decode, traced_frame
+    from omni_lab.families.qwen3_omni.vocoder_steps import traced_pass
 
+    if built.stage.name == "code2wav":
+        return traced_pass(built.stage.vocoder.network, built.rows, name)
     trace = {"thinker": traced_decode, "talker": traced_frame}[built.stage.name]
     return trace(built.stage.network, built.stage.cache, built.rows)
 

@@ -32,7 +32,7 @@ class Code2WavStage:
     def __init__(self, vocoder: WindowVocoder | StatefulVocoder) -> None:
         self.vocoder = vocoder
         self.no_codes = torch.zeros(0, vocoder.network.config.quantizers, dtype=torch.int64)
-        self.counters: dict[str, int] = {}
+        self.counters = vocoder.step.counters
 
     def open(self, sequence: Sequence) -> None:
         sequence.state = Code2WavState(self.vocoder.open())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from omni_lab.families.qwen3_omni.vocoder_steps import CapturedPass, EagerPass
 from omni_lab.models.qwen3_omni.code2wav import Code2Wav, window
 
 MIN_FILL = 0.75
@@ -38,8 +39,11 @@ class WindowVocoder:
     A decode of n frames lacks its last samples (`Code2Wav.tail`), which the next chunk's context completes.
     """
 
-    def __init__(self, network: Code2Wav, device: torch.device, left_context: int) -> None:
+    def __init__(
+        self, network: Code2Wav, device: torch.device, left_context: int, step: EagerPass | CapturedPass | None = None
+    ) -> None:
         self.network = network
+        self.step = step or EagerPass(network)
         self.device = device
         self.left_context = left_context
 
@@ -56,7 +60,7 @@ class WindowVocoder:
         for rows in passes(lengths, PASS_FRAMES[self.device.type]):
             codes = padded([windows[row][0] for row in rows]).to(self.device)
             starts = torch.tensor([windows[row][1] for row in rows], device=self.device)
-            decoded = self.network.decode(codes, starts).cpu()
+            decoded = self.step(codes, starts)[0].cpu()
             for row, wave in zip(rows, decoded, strict=True):
                 waves[row] = wave[windows[row][2]]
         return waves
@@ -86,8 +90,9 @@ class StatefulVocoder:
     The memory of a stream is a tensor of its own, on the device; it goes when the stream is dropped.
     """
 
-    def __init__(self, network: Code2Wav, device: torch.device) -> None:
+    def __init__(self, network: Code2Wav, device: torch.device, step: EagerPass | CapturedPass | None = None) -> None:
         self.network = network
+        self.step = step or EagerPass(network)
         self.device = device
 
     def open(self) -> MemoryStream:
@@ -114,7 +119,7 @@ class StatefulVocoder:
         lengths = [len(piece) for piece in pieces]
         starts = torch.tensor([stream.done for stream in streams], device=self.device)
         memories = [stream.memory for stream in streams if stream.memory is not None]
-        samples, memory = self.network.stream(
+        samples, memory = self.step(
             padded(pieces).to(self.device),
             starts,
             torch.stack(memories) if memories else None,

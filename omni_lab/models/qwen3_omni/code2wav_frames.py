@@ -29,12 +29,13 @@ class PreTransformer(nn.Module):
 
     def forward(self, hidden: Tensor, starts: Tensor, past: Past) -> Tensor:
         """`starts` [B] are the positions of the rows' first frames in their streams."""
-        window, frames = self.config.sliding_window, torch.arange(hidden.shape[1], device=hidden.device)
+        window, length = self.config.sliding_window, hidden.shape[1]
+        frames = torch.arange(length, device=hidden.device)
         angles = ((starts[:, None] + frames)[..., None].float() * self.frequencies).repeat(1, 1, 2)[:, :, None]
         rope = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         mask = None
-        if past.begun or len(frames) > window:
-            keys = torch.arange(1 - window if past.begun else 0, len(frames), device=hidden.device)
+        if past.begun or torch.compiler.is_compiling() or length > window:
+            keys = torch.arange(1 - window if past.begun else 0, length, device=hidden.device)
             distance = frames[:, None] - keys
             mask = (distance >= 0) & (distance < window)
             if past.begun:
@@ -111,7 +112,7 @@ class Upsample(nn.Module):
 
     def forward(self, hidden: Tensor, past: Past) -> Tensor:
         past.rate *= self.ratio
-        return F.linear(hidden, self.weight, self.bias).view(len(hidden), -1, hidden.shape[-1])
+        return F.linear(hidden, self.weight, self.bias).view(hidden.shape[0], -1, hidden.shape[-1])
 
 
 class ConvNeXt(nn.Module):

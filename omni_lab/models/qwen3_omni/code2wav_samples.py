@@ -38,7 +38,7 @@ class CausalConv(nn.Module):
     def forward(self, padded: Tensor) -> Tensor:
         batch, channels, width = padded.shape
         length, dilation = width - self.padding, self.conv.dilation[0]
-        if padded.is_cpu and channels * width <= ONEDNN_ELEMENTS:
+        if padded.is_cpu and not torch.compiler.is_compiling() and channels * width <= ONEDNN_ELEMENTS:
             columns = padded.unfold(2, length, dilation).flatten(1, 2)
             return torch.baddbmm(self.bias, self.columns.expand(batch, -1, -1), columns)
         if padded.is_cpu and channels % ONEDNN_CHANNELS:
@@ -141,7 +141,7 @@ class ResidualUnit(nn.Module):
         mixed = self.act2(mixed, mixed[..., :0])
         # A kernel of 1 is a matrix product, which adds to the signal in place: nobody else reads it any more.
         conv = self.conv2["conv"]
-        return signal.baddbmm_(conv.weight[:, :, 0].expand(len(signal), -1, -1), mixed).add_(conv.bias[:, None])
+        return signal.baddbmm_(conv.weight[:, :, 0].expand(signal.shape[0], -1, -1), mixed).add_(conv.bias[:, None])
 
 
 class DecoderBlock(nn.Module):

@@ -45,7 +45,7 @@ class Past:
         if self._padding is None and width >= steps:
             kept = joined[..., width - steps :]
         else:
-            last = torch.arange(width - steps, width, device=joined.device).expand(len(joined), -1)
+            last = torch.arange(width - steps, width, device=joined.device).expand(joined.shape[0], -1)
             if self._padding is not None:
                 last = last - self._padding[:, None] * self.rate
             kept = joined.gather(2, last.clamp(min=0)[:, None].expand(-1, joined.shape[1], -1))
