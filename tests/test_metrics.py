@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from omni_lab.metrics.aggregate import cell_figures, repeat_figures, stage_figures
+from omni_lab.metrics.aggregate import add_counts, cell_figures, repeat_figures, stage_figures
 from omni_lab.metrics.continuity import underrun_s
 from omni_lab.metrics.definitions import DISTRIBUTIONS
 from omni_lab.metrics.records import RequestRow, StepRow
@@ -205,3 +205,16 @@ def test_table_is_aligned_and_compares_with_the_first_configuration() -> None:
     assert len(ratios) == 5
     assert ratios[2].split()[:3] == ["longer", "1", "x2.5"]
     assert ratios[3].split()[:3] == ["longer", "16", "-"]
+
+
+def test_counts_are_those_of_the_cell_and_all_replicas() -> None:
+    stages = {"talker": {"steps": 9}, "code2wav": {"steps": 4}}
+    before = {"talker_r0": {"graph_replays": 10, "eager_steps": 1}, "talker_r1": {"graph_replays": 0, "eager_steps": 0}}
+    after = {
+        "talker_r0": {"graph_replays": 15, "eager_steps": 1, "late_payloads": 3},
+        "talker_r1": {"graph_replays": 4, "eager_steps": 2},
+        "code2wav_r0": {"late_payloads": 0},
+        "thinker_r0": {"eager_steps": 5},
+    }
+    add_counts(stages, before, after)
+    assert stages == {"talker": {"steps": 9, "graph_replays": 9, "eager_steps": 2}, "code2wav": {"steps": 4}}

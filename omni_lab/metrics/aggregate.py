@@ -14,6 +14,7 @@ from omni_lab.metrics.definitions import DISTRIBUTIONS
 from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.metrics.request import RequestFigures, request_figures
 
+Counts = dict[str, int]
 Figures = dict[str, Any]
 
 
@@ -72,6 +73,15 @@ def stage_figures(steps: Iterable[StepRow], duration_s: float, replicas: Mapping
             "tokens_per_s": sum(row.tokens for row in rows) / busy_s if busy_s else None,
         }
     return stages
+
+
+def add_counts(stages: Figures, before: dict[str, Counts], after: dict[str, Counts]) -> None:
+    """Give each stage what its workers counted between two readings: steps that were graph replays, and eager ones."""
+    for worker, counts in after.items():
+        figures = stages.get(worker.rpartition("_r")[0])
+        for name in ("graph_replays", "eager_steps") if figures else ():
+            if name in counts:
+                figures[name] = figures.get(name, 0) + counts[name] - before.get(worker, {}).get(name, 0)
 
 
 def cell_figures(repeats: Sequence[Figures]) -> Figures:

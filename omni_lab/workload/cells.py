@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from omni_lab.assemble import open_pipeline
 from omni_lab.core import Request
 from omni_lab.experiment import Experiment
-from omni_lab.metrics.aggregate import repeat_figures, stage_figures
+from omni_lab.metrics.aggregate import add_counts, repeat_figures, stage_figures
 from omni_lab.metrics.records import RequestRow
 from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.results import RunDirectory, request_line
@@ -71,7 +71,7 @@ async def _run_unit(
         requests = _requests(experiment, prompts[count:], f"{unit.label}-warmup")
         with progress(f"{unit.label}: warm-up", warmup) as tick:
             await closed_loop(pipeline, requests, unit.concurrency or warmup, done=tick)
-    await pipeline.take_records()  # what belongs to the warm-up
+    before = await pipeline.take_records()  # what belongs to the warm-up
     requests = _requests(experiment, prompts[:count], unit.label)
     keep_audio = experiment.results.save_audio if unit.repeat == 0 else 0
     with progress(unit.label, count) as tick:
@@ -80,6 +80,7 @@ async def _run_unit(
     fixed_frames = workload.output.codec_frames is not None
     figures = repeat_figures(sent.rows, unit.concurrency, SAMPLE_RATE, sent.cpu_s, fixed_frames)
     figures["stages"] = stage_figures(measured.steps, figures["duration"], pipeline.replicas)
+    add_counts(figures["stages"], before.counters, measured.counters)
     figures["lost_steps"] = measured.lost_steps
     for row, request, prompt in zip(sent.rows, requests, prompts, strict=False):
         row.labels = _labels(pipeline, experiment, row, request, prompt, directory.save_audio(row, SAMPLE_RATE))
