@@ -48,6 +48,7 @@ reference: $(STAMP)
 	for run in $(RUNS); do \
 		rm -rf results/reference/$$run && \
 		$(RUN) -m omni_lab.run experiments/$$run.yaml --set results.save_audio=0 --out results/reference/$$run || exit 1; \
+		sed -i 's|$(CURDIR)/||g' results/reference/$$run/run.json; \
 	done
 	$(RUN) -m omni_lab.roofline --json > results/reference/roofline.json
 
