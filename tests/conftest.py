@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("OMNI_LAB_CACHE", os.path.join(os.path.dirname(__file__), "..", "build", "cache"))
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ["OMNI_LAB_CACHE"], "inductor"))
 
 from pathlib import Path
 

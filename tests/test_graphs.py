@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -75,8 +76,12 @@ def test_a_graph_that_computes_something_else_is_refused(folder: Path) -> None:
         CompiledGraphs(wrong, folder)
 
 
-def test_a_batch_without_a_graph_is_left_to_the_eager_step(folder: Path) -> None:
+def test_a_batch_without_a_graph_is_left_to_the_eager_step(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     graphs = CompiledGraphs(scale_step(3), folder)
+    assert not list(tmp_path.iterdir()), "an unpacked library was left behind"
     assert sizes(3) == [1] and graphs.width(2) == 2
     assert graphs.run(32, torch.ones(2, 16)) is None and graphs.run(32, torch.ones(1, 16)) is not None
 

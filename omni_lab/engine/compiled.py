@@ -8,7 +8,10 @@ of its own (see `pipeline/graphs.py`); loading takes milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +141,25 @@ def compile_graph(step: TracedStep | TracedPass, size: int, folder: Path) -> Non
 def load(package: Path, weights: dict[str, torch.Tensor]) -> Any:
     """A compiled graph that reads `weights` where they are: `boxed_run` takes and gives lists of tensors."""
     # What torch._inductor.aoti_load_package wraps; importing that package costs every worker 100 MB and seconds.
-    graph = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
+    with _unpacking():
+        graph = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
     values = {name: weights[name] for name in graph.get_constant_fqns()}
     graph.load_constants(values, use_inactive=False, check_full_update=True, user_managed=True)
     return graph
+
+
+@contextmanager
+def _unpacking() -> Iterator[None]:
+    """A place where the loader unpacks a package, gone at once: an open library needs its file no more."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="omni_lab_") as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["TMPDIR"]
+            if before is not None:
+                os.environ["TMPDIR"] = before
 
 
 class _Module(torch.nn.Module):

@@ -20,9 +20,8 @@ TRACED = ("engine/compiled.py", "engine/kv_cache.py", "engine/sampler.py", "engi
 def graph_folder(plan: StagePlan) -> Path:
     """The folder of a stage's graphs: another one for every network shape, cache shape, version and kind of CPU.
 
-    It lies in `OMNI_LAB_CACHE`, else in `omni_lab` under the user's cache directory. Weights are not part of it.
+    Weights are not part of it.
     """
-    root = Path(os.environ.get("OMNI_LAB_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "omni_lab")
     shape = (plan.stage, plan.rows, plan.max_length, plan.dtype, plan.positions, plan.cache_bytes)
     parts = [
         torch.__version__,
@@ -31,7 +30,13 @@ def graph_folder(plan: StagePlan) -> Path:
         (Path(plan.checkpoint) / "config.json").read_text(),
         _sources(),
     ]
-    return root.expanduser() / "graphs" / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return cache_root() / "graphs" / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def cache_root() -> Path:
+    """`OMNI_LAB_CACHE`, else `omni_lab` in the user's cache directory: graphs, and the compiler's own cache."""
+    root = os.environ.get("OMNI_LAB_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "omni_lab"
+    return Path(root).expanduser()
 
 
 def failure_file(package: Path) -> Path:

@@ -75,8 +75,9 @@ DEFINITIONS = {
     "stages.gap_us": "Step gap: from the end of a replica's step to the start of its next one, without the time in "
     "which it waited for input.",
     "stages.busy_ratio": "Time inside steps / (duration x replicas).",
-    "stages.graph_replays": "Steps that were replays of a captured graph; missing where nothing was captured.",
-    "stages.eager_steps": "Steps, prefill aside, that ran operator by operator.",
+    "stages.graph_replays": "Replays of captured graphs: one a step, of code2wav one for each pass of a step; missing "
+    "where nothing was captured.",
+    "stages.eager_steps": "The same for steps and passes that ran operator by operator, prefill aside.",
     "stages.tokens_per_s": "Text tokens (thinker) or codec frames (talker, code2wav) / time inside steps.",
 }
 """What each name in run.json means. A figure that was not measured is null."""

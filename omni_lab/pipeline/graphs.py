@@ -11,7 +11,7 @@ import msgspec
 
 from omni_lab.engine.compiled import graph_file
 from omni_lab.families import qwen3_omni
-from omni_lab.families.graph_cache import compiler, failure_file, graph_folder
+from omni_lab.families.graph_cache import cache_root, compiler, failure_file, graph_folder
 from omni_lab.families.plan import StagePlan
 
 
@@ -49,7 +49,7 @@ async def compile_graphs(missing: list[tuple[StagePlan, str, int]], done: Callab
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache_root() / "inductor")},
             )
             try:
                 await process.wait()
