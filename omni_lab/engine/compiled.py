@@ -42,7 +42,7 @@ class GraphRefused(Exception):
 class CompiledGraphs:
     """The graphs of one step, loaded and compared with the eager step.
 
-    Raises GraphRefused if a graph is not in `folder` or computes something else.
+    They must be in `folder`. Raises GraphRefused if one computes something else.
     """
 
     def __init__(self, step: TracedStep, folder: Path) -> None:
@@ -83,7 +83,7 @@ class CompiledGraphs:
 class CompiledPass:
     """The graph of one pass, loaded and compared with the eager pass; it takes every shape as it is.
 
-    Raises GraphRefused if the graph is not in `folder` or computes something else.
+    It must be in `folder`. Raises GraphRefused if it computes something else.
     """
 
     def __init__(self, traced: TracedPass, folder: Path) -> None:

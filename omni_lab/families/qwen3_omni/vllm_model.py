@@ -99,15 +99,7 @@ def tower_config(config: DecoderConfig, max_length: int, _: PretrainedConfig) ->
     """The text tower as vLLM's Qwen3-MoE, in place of the configuration that it read from the checkpoint."""
     return Qwen3MoeConfig(
         architectures=["Qwen3MoeForCausalLM"],
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        **config.published(),
         max_position_embeddings=max_length,
         num_experts=config.experts,
         num_experts_per_tok=config.experts_per_token,

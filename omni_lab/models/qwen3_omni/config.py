@@ -35,6 +35,20 @@ class DecoderConfig:
     dense_layers: frozenset[int] = frozenset()
     """Layers with one dense MLP of `intermediate_size` in a stack that has experts otherwise."""
 
+    def published(self) -> dict[str, Any]:
+        """The fields that every decoder has, by the names that transformers' configurations give them."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:

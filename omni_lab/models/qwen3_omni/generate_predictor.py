@@ -24,15 +24,7 @@ class GeneratePredictor:
     def __init__(self, config: DecoderConfig, groups: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.groups = groups
         theirs = Qwen3OmniMoeTalkerCodePredictorConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            **config.published(),
             max_position_embeddings=groups,
             num_code_groups=groups,
         )
