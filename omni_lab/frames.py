@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from omni_lab.metrics.phases import PHASES
+
 UNITS = {
     "duration": "duration_s",
     "request_throughput": "request_throughput_per_s",
@@ -27,10 +29,10 @@ STEPS = [
     "step",
     "start_ns",
     "end_ns",
-    "idle_ns",
     "batch",
     "tokens",
     "kind",
+    *(f"{phase}_ns" for phase in PHASES),
 ]
 RATIOS = [*CELL, "stage", "figure", "ratio", "low", "high", "verdict"]
 CHUNKS = ["edge", "request", "index", "frames", "bytes", "produced_ns", "sent_ns", "received_ns", "final"]

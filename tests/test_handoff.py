@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omni_lab.core import CLIENT, Payload, Sampling
+from omni_lab.engine.clock import PhaseTimer
 from omni_lab.engine.output import AsyncOutput, SyncOutput
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.pipeline.handoff import ChunkedHandoff, WholeHandoff, chunk_sizes
@@ -79,7 +80,9 @@ def test_requests_do_not_mix_and_a_dropped_one_is_forgotten() -> None:
 @pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
 def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
     sent: list[Payload] = []
-    path = output(ChunkedHandoff("talker", {"code2wav": (1,)}), lambda pairs: sent.extend(p for _, p in pairs))
+    path = output(
+        ChunkedHandoff("talker", {"code2wav": (1,)}), lambda pairs: sent.extend(p for _, p in pairs), PhaseTimer()
+    )
     owner, buffer = sequence(), torch.zeros(1, 16, dtype=torch.int64)
     for step in range(50):
         buffer.fill_(step)
@@ -98,7 +101,7 @@ def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -
     def send(payloads: list[tuple[Emission, Payload]]) -> None:
         gate.wait()
 
-    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, depth=2)
+    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, PhaseTimer(), depth=2)
     owner = sequence()
 
     def steps() -> None:
@@ -121,7 +124,7 @@ def test_an_error_of_the_builder_reaches_the_step_loop() -> None:
     def send(payloads: list[tuple[Emission, Payload]]) -> None:
         raise ValueError("no space")
 
-    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send)
+    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, PhaseTimer())
     path.emit([frames(sequence(), 0)], 0)
     with pytest.raises(ValueError, match="no space"):
         path.drain()

@@ -18,6 +18,7 @@ import torch
 from omni_lab.assemble import open_pipeline
 from omni_lab.core import PipelineError, Prompt, Request, Sampling, StageError
 from omni_lab.engine.blocks import gather, scatter
+from omni_lab.engine.clock import PhaseTimer
 from omni_lab.engine.output import AsyncOutput, SyncOutput
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.metrics.records import ChunkRow
@@ -259,7 +260,11 @@ def test_a_network_that_cannot_start_says_what_to_change(nano: Path) -> None:
 @pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
 def test_rows_that_wait_for_their_chunk_survive_the_reuse_of_a_buffer(output) -> None:
     sent: list[Tensors] = []
-    path = output(ChunkedHandoff("talker", {"code2wav": (5,)}), lambda pairs: sent.extend(p.tensors for _, p in pairs))
+    path = output(
+        ChunkedHandoff("talker", {"code2wav": (5,)}),
+        lambda pairs: sent.extend(p.tensors for _, p in pairs),
+        PhaseTimer(),
+    )
     owners = [Sequence(f"r{index}", Sampling(), {}, ("code2wav",), {}) for index in range(3)]
     buffer = torch.zeros(3, 16, dtype=torch.int64)
     for step in range(5):

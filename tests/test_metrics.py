@@ -11,6 +11,7 @@ import pytest
 from omni_lab.metrics.aggregate import add_counts, cell_figures, repeat_figures, stage_figures
 from omni_lab.metrics.continuity import underrun_s
 from omni_lab.metrics.definitions import DISTRIBUTIONS
+from omni_lab.metrics.phases import CAUSES, PHASES
 from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.metrics.relative import compare
 from omni_lab.metrics.request import request_figures
@@ -34,9 +35,11 @@ def answer(index: int = 0, sent: float = 0, end: float = 1000, **fields) -> Requ
     return row
 
 
-def step(start: float, end: float, idle: float = 0, **fields) -> StepRow:
-    values = {"stage": "talker", "replica": 0, "step": 0, "batch": 1, "tokens": 1, "kind": "decode"} | fields
-    return StepRow(start_ns=int(start * 1000), end_ns=int(end * 1000), idle_ns=int(idle * 1000), **values)
+def step(start: float, end: float, **fields) -> StepRow:
+    """A step from start to end, in µs; phases of the time before it too."""
+    values = {"stage": "talker", "replica": 0, "step": 0, "batch": 1, "tokens": 1, "kind": "decode"}
+    values |= {f"{phase}_ns": int(fields.pop(phase) * 1000) for phase in PHASES if phase in fields} | fields
+    return StepRow(start_ns=int(start * 1000), end_ns=int(end * 1000), **values)
 
 
 def test_request_figures_follow_the_definitions() -> None:
@@ -155,24 +158,54 @@ def test_speech_cut_at_the_limit_is_counted_unless_its_length_was_fixed() -> Non
     assert repeat_figures(rows, 1, RATE, 0.0, fixed_frames=True)["hit_max_frames"] is None
 
 
-def test_waiting_for_input_is_no_gap() -> None:
-    steps = [step(0, 100), step(110, 200), step(1200, 1300, idle=980), step(1330, 1400), step(0, 700, stage="thinker")]
+def test_waiting_is_no_gap_of_the_loop() -> None:
+    steps = [
+        step(0, 100, schedule=5, other=70),
+        step(110, 200, schedule=4, payload=6, sample=20),
+        step(1200, 1300, idle=500, input=470, slot=10, schedule=20),
+        step(1330, 1400, schedule=10, send=15, other=5),
+        step(0, 700, stage="thinker", schedule=3),
+    ]
     stages = stage_figures(steps, duration_s=2e-3, replicas={"talker": 1})
     talker = stages["talker"]
     assert talker["steps"] == 4
     assert talker["gap_us_median"] == pytest.approx(20)
     assert talker["gap_us_p99"] == pytest.approx(np.percentile([10, 20, 30], 99))
     assert talker["step_ms"] == pytest.approx(0.36 / 4)
-    assert talker["busy_ratio"] == pytest.approx(0.36e-3 / 2e-3)
-    assert talker["tokens_per_s"] == pytest.approx(4 / 0.36e-3)
-    assert stages["thinker"]["gap_us_median"] is None
+    assert talker["busy_ratio"] == pytest.approx(0.42e-3 / 2e-3)
+    assert talker["tokens_per_s"] == pytest.approx(4 / 0.42e-3)
+    assert talker["step_sample_us"] == pytest.approx(5)
+    causes = {cause: talker[f"gap_{cause}_us"] for cause in CAUSES}
+    expected = {"input": 470, "slot": 10, "schedule": 34, "payload": 6, "send": 15, "other": 5}
+    assert causes == pytest.approx({cause: total / 3 for cause, total in expected.items()})
+    assert sum(causes.values()) == pytest.approx((10 + (1000 - 500) + 30) / 3)
+    assert stages["thinker"]["gap_us_median"] is stages["thinker"]["gap_input_us"] is None
+
+
+def test_a_step_inside_another_one_has_no_gap() -> None:
+    steps = [step(0, 100, forward=100), step(500, 600, forward=100)]
+    thinker = stage_figures(steps, 1e-3, {})["talker"]
+    assert thinker["gap_us_median"] is None and thinker["busy_ratio"] == pytest.approx(0.2)
+
+
+def test_what_workers_counted_between_two_readings_is_their_stages() -> None:
+    stages = stage_figures([step(0, 100), step(200, 300, replica=1)], 1e-3, {"talker": 2})
+    before = {"talker_r0": {"graph_replays": 5, "beside_ns": 100}}
+    after = {"talker_r0": {"graph_replays": 9, "beside_ns": 4100}, "talker_r1": {"graph_replays": 2, "beside_ns": 2000}}
+    add_counts(stages, before, after)
+    assert stages["talker"]["graph_replays"] == 6 and stages["talker"]["beside_us"] == pytest.approx(3)
 
 
 def test_gaps_are_between_steps_of_one_replica() -> None:
-    steps = [step(0, 100), step(50, 150, replica=1), step(140, 200), step(160, 250, replica=1, batch=3, tokens=3)]
+    steps = [
+        step(0, 100),
+        step(50, 150, replica=1),
+        step(140, 200, schedule=40),
+        step(160, 250, replica=1, schedule=10, batch=3, tokens=3),
+    ]
     talker = stage_figures(steps, 1e-3, {"talker": 2})["talker"]
     assert talker["gap_us_median"] == pytest.approx(25)
-    assert talker["busy_ratio"] == pytest.approx(0.175)
+    assert talker["busy_ratio"] == pytest.approx(0.2)
     assert talker["mean_batch"] == pytest.approx(1.5)
 
 

@@ -338,7 +338,7 @@ def test_many_records_come_in_parts(nano: Path) -> None:
                 [("thinker->talker", f"r#{index}", index, 1, 10, 1, 2, 3, False) for index in range(50_000)]
             )
             for step in range(40_000):
-                talker.clock.record("talker", step, step + 1, 0, 1, 1, "decode")
+                talker.clock.add("talker", step, step + 1, 1, 1, "decode")
             measured = await pipeline.take_records()
             assert [row.index for row in measured.chunks] == list(range(50_000))
             assert [row.step for row in measured.steps] == list(range(40_000)) and measured.lost_steps == 0

@@ -143,7 +143,7 @@ def test_equals_a_direct_generate_call(stage, transformers_model, name):
 def test_the_clock_tells_the_stages_apart(stage):
     answer = serve(stage, {"input_ids": torch.tensor(chat(stage, [5, 6, 7]))})
     rows, _ = stage.clock.take()
-    assert [(row[0], row[6], row[7]) for row in rows] == [
+    assert [(row[0], row[5], row[6]) for row in rows] == [
         ("thinker", LENGTH, "generate"),
         ("talker", int(answer["audio"].tensors["frames"]), "generate"),
         ("code2wav", int(answer["audio"].tensors["frames"]), "generate"),

@@ -121,7 +121,7 @@ class RunWriter:
     def _steps(self, key: dict, stage: str, at: int, kinds: list[tuple[str, int]], step_ms: float, batch: int) -> None:
         for kind, tokens in kinds:
             end = at + int(step_ms * 1e6 * (3 if kind == "prefill" else 1))
-            row = {"stage": stage, "replica": 0, "step": len(self.steps), "start_ns": at, "end_ns": end, "idle_ns": 0}
+            row = {"stage": stage, "replica": 0, "step": len(self.steps), "start_ns": at, "end_ns": end}
             self.steps.append({**key, **row, "batch": batch, "tokens": tokens * batch, "kind": kind})
             at = end + 90_000
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from omni_lab.core import Payload
 from omni_lab.engine.blocks import Block, gather, scatter
+from omni_lab.engine.clock import IDLE, PAYLOAD, SEND, SLOT, PhaseTimer
 from omni_lab.engine.stage import Emission
 
 
@@ -26,14 +27,17 @@ Send = Callable[[list[tuple[Emission, Payload]]], None]
 
 
 class SyncOutput:
-    """Payloads are built and sent inside the step: the next step starts when the last byte is out.
+    """Payloads are built and sent between two steps: the next one starts when the last byte is out.
 
-    The rows of a chunk that is still filling are copies too: a captured step overwrites its buffers.
+    The rows of a chunk that is still filling are copies too: a captured step overwrites its buffers. `timer` is that of
+    the thread in which this happens.
     """
 
-    def __init__(self, handoff: Handoff, send: Send) -> None:
+    def __init__(self, handoff: Handoff, send: Send, timer: PhaseTimer) -> None:
         self.handoff = handoff
         self.send = send
+        self.timer = timer
+        self.counters: dict[str, int] = {}
 
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
         self.build(gather(emissions), emissions, produced_ns)
@@ -42,7 +46,9 @@ class SyncOutput:
         """Send the payloads that these emissions, whose tensors are in the snapshot, complete."""
         scatter(snapshot, emissions)
         pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
-        self.send([(emission, payload) for emission, payload in pushed if payload is not None])
+        if payloads := [(emission, payload) for emission, payload in pushed if payload is not None]:
+            self.timer.enter(SEND)
+            self.send(payloads)
 
     def drop(self, request_id: str) -> None:
         """Forget what an aborted request has emitted and not sent."""
@@ -60,11 +66,14 @@ class AsyncOutput:
 
     The order of emissions is kept. At most `depth` steps wait for the builder; beyond that the step loop
     waits, so a slow target slows its source instead of filling the memory. An error of the builder is raised
-    in the step loop at its next emission.
+    in the step loop at its next emission. `timer` is the step loop's; the builder has one of its own and counts what
+    it did beside the steps.
     """
 
-    def __init__(self, handoff: Handoff, send: Send, depth: int = 8) -> None:
-        self.inside = SyncOutput(handoff, send)
+    def __init__(self, handoff: Handoff, send: Send, timer: PhaseTimer, depth: int = 8) -> None:
+        self.timer = timer
+        self.beside = PhaseTimer()
+        self.inside = SyncOutput(handoff, send, self.beside)
         self.jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(depth)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._build, name="output-builder", daemon=True)
@@ -73,7 +82,16 @@ class AsyncOutput:
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
         self._raise()
         if emissions:
-            self.jobs.put(partial(self.inside.build, gather(emissions), emissions, produced_ns))
+            job = partial(self.inside.build, gather(emissions), emissions, produced_ns)
+            try:
+                self.jobs.put_nowait(job)
+            except queue.Full:
+                self.timer.enter(SLOT)
+                self.jobs.put(job)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {"beside_ns": self.beside.totals[PAYLOAD] + self.beside.totals[SEND]}
 
     def drop(self, request_id: str) -> None:
         self.jobs.put(partial(self.inside.drop, request_id))
@@ -89,12 +107,14 @@ class AsyncOutput:
 
     def _build(self) -> None:
         while (job := self.jobs.get()) is not None:
+            self.beside.enter(PAYLOAD)
             try:
                 if self.error is None:
                     job()
             except BaseException as error:
                 self.error = error
             finally:
+                self.beside.enter(IDLE)
                 self.jobs.task_done()
 
     def _raise(self) -> None:

@@ -67,7 +67,8 @@ class Stage(Protocol):
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
         """Take one step for all sequences of the batch; the emissions and the tokens (or frames) processed.
 
-        Sets `finished` on sequences that need no further step.
+        Sets `finished` on sequences that need no further step. Tells the worker's clock when prepare, forward, sample
+        and, with the result on the host, payload begin.
         """
 
     def move(self, source: int, target: int) -> None:

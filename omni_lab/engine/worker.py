@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from omni_lab.connectors.shared_memory import ChannelClosed, ChannelFull
 from omni_lab.connectors.wire import Abort, Admit, Message, Records, Shutdown, TakeRecords
 from omni_lab.core import CLIENT, Payload, PipelineError
-from omni_lab.engine.clock import StepClock
+from omni_lab.engine.clock import IDLE, INPUT, OTHER, SCHEDULE, PhaseTimer, StepClock
 from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
 from omni_lab.engine.scheduler import ContinuousBatching, LeastServedBatching
 from omni_lab.engine.stage import Emission, Sequence, Stage
@@ -58,7 +57,7 @@ class Worker:
         replica: int,
         scheduler: ContinuousBatching | LeastServedBatching,
         handoff: Handoff,
-        output: Callable[[Handoff, Send], SyncOutput | AsyncOutput],
+        output: Callable[[Handoff, Send, PhaseTimer], SyncOutput | AsyncOutput],
         clock: StepClock,
         inboxes: dict[str, Channel],
         outboxes: dict[tuple[str, int], Channel],
@@ -69,7 +68,7 @@ class Worker:
         self.stage = stage
         self.replica = replica
         self.scheduler = scheduler
-        self.output = output(handoff, self._send)
+        self.output = output(handoff, self._send, clock)
         self.clock = clock
         self.inboxes = inboxes
         self.outboxes = outboxes
@@ -79,18 +78,14 @@ class Worker:
         self.sequences: dict[str, Sequence] = {}
         self.chunks: deque[tuple] = deque(maxlen=CHUNKS_KEPT)
         self.counters = {"late_payloads": 0, "lost_chunks": 0}
-        self.idle_ns = 0
-        self.left_ns = time.monotonic_ns()
         self.stopped = False
 
     def turn(self) -> bool:
         """Take in what has arrived and take one step; False when there was nothing to step.
 
-        Time between turns, and turns that found nothing to do, are idle: no gap of the step loop. Raises PipelineError
-        if the stage itself is gone.
+        Raises PipelineError if the stage itself is gone.
         """
-        began_ns = time.monotonic_ns()
-        self.idle_ns += began_ns - self.left_ns
+        self.clock.enter(SCHEDULE)
         for message in self._receive():
             self._handle(message)
         try:
@@ -100,28 +95,26 @@ class Worker:
             self._leave(error.sequence)
             return True
         if scheduled is None:
-            self.left_ns = time.monotonic_ns()
-            self.idle_ns += self.left_ns - began_ns
+            self.clock.enter(INPUT if self.sequences else IDLE)
             return False
         self._step(*scheduled)
-        self.left_ns = time.monotonic_ns()
         return True
 
     @torch.inference_mode()
     def _step(self, kind: str, batch: list[Sequence]) -> None:
-        start_ns = time.monotonic_ns()
+        tokens = 0
         try:
-            emissions, tokens = self.stage.step(kind, batch)
-            produced_ns = time.monotonic_ns()
-            self.output.emit(emissions, produced_ns)
+            try:
+                emissions, tokens = self.stage.step(kind, batch)
+            finally:
+                self.clock.record(self.stage.name, len(batch), tokens, kind)
+            self.output.emit(emissions, self.clock.since)
         except PipelineError:
             raise
         except Exception as error:  # a step serves many requests: all of them hear of it, the worker goes on
-            tokens = 0
             for sequence in batch:
                 self._fail(sequence, error)
-        self.clock.record(self.stage.name, start_ns, time.monotonic_ns(), self.idle_ns, len(batch), tokens, kind)
-        self.idle_ns = 0
+        self.clock.enter(OTHER)
         for sequence in batch:
             sequence.steps += 1
             if sequence.finished:
@@ -186,7 +179,7 @@ class Worker:
         steps, lost = self.clock.take()
         chunks = list(self.chunks)
         self.chunks.clear()
-        counters = self.counters | self.stage.counters | {"peak_rss_bytes": peak_rss_bytes()}
+        counters = self.counters | self.stage.counters | self.output.counters | {"peak_rss_bytes": peak_rss_bytes()}
         ends = range(RECORDS_SENT, max(len(steps), len(chunks), 1) + RECORDS_SENT, RECORDS_SENT)
         for end in ends:
             part = slice(end - RECORDS_SENT, end)

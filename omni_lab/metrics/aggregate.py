@@ -11,6 +11,7 @@ import numpy as np
 
 from omni_lab.metrics.continuity import THRESHOLD_S
 from omni_lab.metrics.definitions import DISTRIBUTIONS
+from omni_lab.metrics.phases import CAUSES, HOST, STEP
 from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.metrics.request import RequestFigures, request_figures
 
@@ -57,31 +58,39 @@ def stage_figures(steps: Iterable[StepRow], duration_s: float, replicas: Mapping
     stages = {}
     for stage, own in groupby(sorted(steps, key=lambda row: (row.stage, row.replica, row.start_ns)), lambda r: r.stage):
         rows = list(own)
-        busy_s = sum(row.end_ns - row.start_ns for row in rows) / 1e9
-        gaps = [
-            max(0, row.start_ns - before.end_ns - row.idle_ns) / 1e3
-            for before, row in pairwise(rows)
-            if before.replica == row.replica
-        ]
+        step_s = sum(row.end_ns - row.start_ns for row in rows) / 1e9
+        after = [row for before, row in pairwise(rows) if before.replica == row.replica and row.schedule_ns]
+        gaps = [sum(getattr(row, f"{phase}_ns") for phase in HOST) / 1e3 for row in after]
+        work_s = step_s + sum(gaps) / 1e6
         stages[stage] = {
             "steps": len(rows),
             "mean_batch": _mean([row.batch for row in rows]),
-            "step_ms": busy_s * 1e3 / len(rows),
+            "step_ms": step_s * 1e3 / len(rows),
+            **{f"step_{phase}_us": _mean([getattr(row, f"{phase}_ns") / 1e3 for row in rows]) for phase in STEP},
             "gap_us_median": _percentile(gaps, 50),
+            "gap_us_p95": _percentile(gaps, 95),
             "gap_us_p99": _percentile(gaps, 99),
-            "busy_ratio": busy_s / duration_s / replicas.get(stage, 1),
-            "tokens_per_s": sum(row.tokens for row in rows) / busy_s if busy_s else None,
+            **{f"gap_{cause}_us": _mean([getattr(row, f"{cause}_ns") / 1e3 for row in after]) for cause in CAUSES},
+            "busy_ratio": work_s / duration_s / replicas.get(stage, 1),
+            "tokens_per_s": sum(row.tokens for row in rows) / work_s if work_s else None,
         }
     return stages
 
 
 def add_counts(stages: Figures, before: dict[str, Counts], after: dict[str, Counts]) -> None:
-    """Give each stage what its workers counted between two readings: steps that were graph replays, and eager ones."""
+    """Give each stage what its workers counted between two readings.
+
+    That is steps that were graph replays, eager ones, and `beside_us`: the time a step in which payloads were built and
+    sent beside the step loop.
+    """
     for worker, counts in after.items():
         figures = stages.get(worker.rpartition("_r")[0])
-        for name in ("graph_replays", "eager_steps") if figures else ():
+        for name in ("graph_replays", "eager_steps", "beside_ns") if figures else ():
             if name in counts:
                 figures[name] = figures.get(name, 0) + counts[name] - before.get(worker, {}).get(name, 0)
+    for figures in stages.values():
+        if "beside_ns" in figures:
+            figures["beside_us"] = figures.pop("beside_ns") / 1e3 / figures["steps"]
 
 
 def cell_figures(repeats: Sequence[Figures]) -> Figures:

@@ -71,13 +71,20 @@ DEFINITIONS = {
     "things about one falls outside. null where nothing can be compared.",
     "stages.steps": "Engine steps of all replicas of the stage.",
     "stages.mean_batch": "Sequences in a step, mean.",
-    "stages.step_ms": "Duration of a step, mean.",
-    "stages.gap_us": "Step gap: from the end of a replica's step to the start of its next one, without the time in "
-    "which it waited for input.",
-    "stages.busy_ratio": "Time inside steps / (duration x replicas).",
+    "stages.step_ms": "Duration of a step, mean: from preparing its inputs until its result is on the host.",
+    "stages.step_*_us": "The parts of a step, mean: prepare, forward (embedding of prompts aside), sample.",
+    "stages.gap_us": "Step gap: between two steps of a replica, the time in which its loop worked for the next one: "
+    "schedule + payload + send + other. Waiting is no gap of the loop.",
+    "stages.gap_*_us": "What lies between two steps, mean: input (requests are there, none has the input for its next "
+    "step), slot (no room in the output path, or, inline, other stages have the thread), schedule (messages taken in, "
+    "batch chosen), payload (outputs built), send, other. They add up to the time between two steps, less that in "
+    "which the replica had no request at all.",
+    "stages.beside_us": "Time a step in which payloads were built and sent in the builder's thread, beside the loop.",
+    "stages.busy_ratio": "Time in steps and in gaps of the loop / (duration x replicas).",
     "stages.graph_replays": "Replays of captured graphs: one a step, of code2wav one for each pass of a step; missing "
     "where nothing was captured.",
     "stages.eager_steps": "The same for steps and passes that ran operator by operator, prefill aside.",
-    "stages.tokens_per_s": "Text tokens (thinker) or codec frames (talker, code2wav) / time inside steps.",
+    "stages.tokens_per_s": "Text tokens (thinker) or codec frames (talker, code2wav) / time in steps "
+    "and in gaps of the loop.",
 }
 """What each name in run.json means. A figure that was not measured is null."""

@@ -15,7 +15,9 @@ import numpy as np
 class StepRow:
     """One engine step of one worker.
 
-    `idle_ns` is the part of the time since the previous step in which the worker had nothing to do.
+    The times of the phases (`metrics/phases.py` says what each is) are since the end of the worker's step before:
+    prepare, forward and sample make up the step, the others the gap before it. A step inside another one (a stage of a
+    model that runs as a whole) has no gap, not even time to schedule.
     `tokens` is what the step gave: sampled text tokens (thinker), codec frames (talker, code2wav);
     prompt tokens of a prefill are not counted, the token that it samples is.
     """
@@ -25,10 +27,19 @@ class StepRow:
     step: int
     start_ns: int
     end_ns: int
-    idle_ns: int
     batch: int
     tokens: int
     kind: str
+    idle_ns: int = 0
+    input_ns: int = 0
+    slot_ns: int = 0
+    schedule_ns: int = 0
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    payload_ns: int = 0
+    send_ns: int = 0
+    other_ns: int = 0
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from omni_lab.connectors.in_process import InProcessChannel
 from omni_lab.connectors.shared_memory import Receiver, Sender, create_channel
 from omni_lab.connectors.wire import Message
 from omni_lab.core import CLIENT, PipelineSpec
+from omni_lab.engine.clock import SLOT
 from omni_lab.engine.worker import Worker
 from omni_lab.families.plan import StagePlan
 from omni_lab.pipeline.build import build_worker
@@ -71,7 +72,7 @@ class InlineExecutor:
         try:
             while True:
                 self.wake.clear()
-                worked = any([worker.turn() for worker in self.workers])
+                worked = any([take_turn(worker) for worker in self.workers])
                 for pair in self.to_client:
                     self._drain(pair)
                 await (asyncio.sleep(0) if worked else self.wake.wait())
@@ -91,3 +92,11 @@ class InlineExecutor:
     def _drain(self, pair: tuple[End, End]) -> None:
         for message in self.receivers[pair].receive():
             self.deliver(message)
+
+
+def take_turn(worker: Worker) -> bool:
+    """One turn of a worker, which then waits for the thread if it could go on."""
+    worked = worker.turn()
+    if worked:
+        worker.clock.enter(SLOT)
+    return worked

@@ -19,7 +19,7 @@ from omni_lab.connectors.shared_memory import ChannelClosed, Receiver, Sender, c
 from omni_lab.connectors.wire import Abort, Admit, Broken, Message, Ready, Start
 from omni_lab.core import Payload, PipelineError
 from omni_lab.engine.blocks import Block, scatter
-from omni_lab.engine.clock import StepClock
+from omni_lab.engine.clock import FORWARD, PAYLOAD, PREPARE, StepClock
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.engine.worker import InputError
 from omni_lab.families.plan import StagePlan
@@ -88,7 +88,11 @@ class RemoteStage:
         return sequence.state.tokens
 
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
-        result, answer = self._call(Step(kind, {sequence.request_id: sequence.row for sequence in batch}))
+        self.clock.enter(PREPARE)
+        rows = {sequence.request_id: sequence.row for sequence in batch}
+        self.clock.enter(FORWARD)
+        result, answer = self._call(Step(kind, rows))
+        self.clock.enter(PAYLOAD)
         if result.error:
             raise RemoteError(result.error)
         emissions = [
@@ -161,7 +165,7 @@ class RemoteStage:
             sequence.state.kind, sequence.state.tokens = state.kind, state.tokens
             sequence.finished |= state.finished
         for name, _, *row in result.steps:
-            self.clock.record(name, *row)
+            self.clock.add(name, *row)
         return result, answer
 
     def _send(self) -> None:

@@ -26,6 +26,7 @@ from omni_lab.engine.stage import Sequence, Stage  # noqa: E402
 from omni_lab.engine.worker import peak_rss_bytes  # noqa: E402
 from omni_lab.families import qwen3_omni  # noqa: E402
 from omni_lab.families.plan import StagePlan  # noqa: E402
+from omni_lab.metrics.phases import PHASES  # noqa: E402
 from omni_lab.pipeline.remote_calls import (  # noqa: E402
     CALL,
     Move,
@@ -95,7 +96,8 @@ class Host:
         result.counters = self.stage.counters | self.memory
         result.states = [self._state(s) for name, s in self.touched.items() if name not in self.rejected]
         if self.clock.count:
-            result.steps, _ = self.clock.take()
+            taken, _ = self.clock.take()
+            result.steps = [row[: -len(PHASES)] for row in taken]
         self.touched, self.rejected = {}, {}
         return to_payload(result, tensors)
 

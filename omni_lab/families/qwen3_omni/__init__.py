@@ -62,12 +62,14 @@ def build_stage(plan: StagePlan, clock: StepClock) -> Built:
         return Built(TransformersStage(directory, device, dtype, clock), 1, {})
     values = read_config(directory)
     if plan.stage == "thinker" and plan.engine == "vllm":
-        return _vllm_thinker(plan, parse_config(values))
+        return _vllm_thinker(plan, parse_config(values), clock)
     build = {"thinker": _thinker, "talker": _talker, "code2wav": _code2wav}[plan.stage]
-    return build(plan, directory, parse_config(values), device, dtype)
+    return build(plan, directory, parse_config(values), device, dtype, clock)
 
 
-def _thinker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
+def _thinker(
+    plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
+) -> Built:
     from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode, choose_step, traced_decode
     from omni_lab.families.qwen3_omni.thinker import ThinkerStage
     from omni_lab.models.qwen3_omni.audio_tower import AudioTower
@@ -84,11 +86,13 @@ def _thinker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch
     cache, rows = _cache(plan, config.thinker.text, dtype, device)
     decode, graphs = choose_step(plan, EagerDecode(network, cache), traced_decode, CapturedDecode, rows)
     state = ROWS[plan.state](rows, device, network.decoder.rotation.axes)
-    stage = ThinkerStage(config, network, audio_tower, vision_tower, cache, decode, state, plan.max_length, device)
+    stage = ThinkerStage(
+        config, network, audio_tower, vision_tower, cache, decode, state, plan.max_length, device, clock
+    )
     return Built(stage, rows, _facts(slots, rows) | graphs)
 
 
-def _vllm_thinker(plan: StagePlan, config: OmniConfig) -> Built:
+def _vllm_thinker(plan: StagePlan, config: OmniConfig, clock: StepClock) -> Built:
     try:
         from omni_lab.families.qwen3_omni.vllm_model import engine_rows, open_engine, tower_slots
         from omni_lab.families.qwen3_omni.vllm_thinker import VllmThinkerStage
@@ -99,11 +103,13 @@ def _vllm_thinker(plan: StagePlan, config: OmniConfig) -> Built:
         ) from error
     text = config.thinker.text
     rows = engine_rows(plan, text)
-    stage = VllmThinkerStage(open_engine(plan, text, rows), config.im_end)
+    stage = VllmThinkerStage(open_engine(plan, text, rows), config.im_end, clock)
     return Built(stage, rows, _facts(tower_slots(text, getattr(torch, plan.dtype)), rows))
 
 
-def _talker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
+def _talker(
+    plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
+) -> Built:
     from omni_lab.families.qwen3_omni.steps import CapturedFrame, EagerFrame, choose_step, traced_frame
     from omni_lab.families.qwen3_omni.talker import TalkerStage
     from omni_lab.models.qwen3_omni.rotary import LinearRotation, MultimodalRotation
@@ -122,11 +128,13 @@ def _talker(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.
     cache, rows = _cache(plan, config.talker.text, dtype, device)
     state = ROWS[plan.state](rows, device, rotation.axes, config.talker.text.hidden_size, dtype)
     frame, graphs = choose_step(plan, EagerFrame(network, cache), traced_frame, CapturedFrame, rows)
-    stage = TalkerStage(network, cache, frame, state, plan.max_length, device)
+    stage = TalkerStage(network, cache, frame, state, plan.max_length, device, clock)
     return Built(stage, rows, _facts(slots, rows) | graphs)
 
 
-def _code2wav(plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype) -> Built:
+def _code2wav(
+    plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
+) -> Built:
     from omni_lab.engine.host_memory import keep_freed_memory
     from omni_lab.families.qwen3_omni.code2wav import Code2WavStage
     from omni_lab.families.qwen3_omni.vocoder_steps import choose_pass
@@ -143,7 +151,7 @@ def _code2wav(plan: StagePlan, directory: Path, config: OmniConfig, device: torc
         "context": lambda: WindowVocoder(network, device, plan.left_context, step),
         "stateful": lambda: StatefulVocoder(network, device, step),
     }[plan.vocoder]
-    return Built(Code2WavStage(vocoder()), plan.rows, _facts(slots, plan.rows) | graphs)
+    return Built(Code2WavStage(vocoder(), clock), plan.rows, _facts(slots, plan.rows) | graphs)
 
 
 def graph_names(plan: StagePlan) -> list[tuple[str, int]]:

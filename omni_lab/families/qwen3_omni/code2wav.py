@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_lab.core import CLIENT, Payload
+from omni_lab.engine.clock import FORWARD, PAYLOAD, PREPARE, StepClock
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.families.qwen3_omni.vocoders import StatefulVocoder, Stream, WindowVocoder
 
@@ -29,8 +30,9 @@ class Code2WavStage:
 
     name = "code2wav"
 
-    def __init__(self, vocoder: WindowVocoder | StatefulVocoder) -> None:
+    def __init__(self, vocoder: WindowVocoder | StatefulVocoder, clock: StepClock) -> None:
         self.vocoder = vocoder
+        self.clock = clock
         self.no_codes = torch.zeros(0, vocoder.network.config.quantizers, dtype=torch.int64)
         self.counters = vocoder.step.counters
 
@@ -48,11 +50,14 @@ class Code2WavStage:
         return self.vocoder.frames(state.stream, len(state.chunks[0].tensors.get("codes", ())))
 
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
+        self.clock.enter(PREPARE)
         chunks = [sequence.state.chunks.popleft() for sequence in batch]
         codes = [chunk.tensors.get("codes", self.no_codes) for chunk in chunks]
         rows = [row for row, frames in enumerate(codes) if len(frames)]
         waves = [torch.zeros(0)] * len(batch)
+        self.clock.enter(FORWARD)
         decoded = self.vocoder.decode([batch[row].state.stream for row in rows], [codes[row] for row in rows])
+        self.clock.enter(PAYLOAD)
         for row, wave in zip(rows, decoded, strict=True):
             waves[row] = wave
         emissions = []

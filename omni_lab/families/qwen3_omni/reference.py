@@ -29,7 +29,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from transformers.utils import logging
 
 from omni_lab.core import CLIENT, Payload, Sampling, StageError
-from omni_lab.engine.clock import StepClock
+from omni_lab.engine.clock import FORWARD, PAYLOAD, StepClock
 from omni_lab.engine.stage import Emission, Sequence
 
 THINKER, TALKER, CODE2WAV = "thinker", "talker", "code2wav"
@@ -99,7 +99,9 @@ class TransformersStage:
         """The whole answer of the batch's one sequence; tokens are the sampled text tokens."""
         (sequence,) = batch
         sequence.finished = True
+        self.clock.enter(FORWARD)
         answer = self._generate(sequence)
+        self.clock.enter(PAYLOAD)
         emissions = []
         if "text" in sequence.options["modalities"]:
             emissions.append(Emission(sequence, CLIENT, {"token_ids": answer.token_ids}, True, answer.text_reason))
@@ -202,7 +204,7 @@ class TransformersStage:
         return wave
 
     def _record(self, stage: str, start_ns: int, tokens: int) -> None:
-        self.clock.record(stage, start_ns, time.monotonic_ns(), 0, 1, tokens, "generate")
+        self.clock.add(stage, start_ns, time.monotonic_ns(), 1, tokens, "generate")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_lab.core import Payload
+from omni_lab.engine.clock import FORWARD, PAYLOAD, PREPARE, SAMPLE, StepClock
 from omni_lab.engine.kv_cache import KVCache
 from omni_lab.engine.rows import Rows
 from omni_lab.engine.sampler import Sampler
@@ -52,6 +53,7 @@ class TalkerStage:
         rows: Rows,
         max_length: int,
         device: torch.device,
+        clock: StepClock,
     ) -> None:
         config = network.config
         self.network = network
@@ -60,6 +62,7 @@ class TalkerStage:
         self.counters = frame.counters
         self.rows = rows
         self.device = device
+        self.clock = clock
         codes = len(network.speakable)
         self.sampler = Sampler(len(rows), codes, network.stop_code, max_length, config.code_groups, device)
 
@@ -98,6 +101,7 @@ class TalkerStage:
 
     def _prefill(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
         """All prompts packed into one pass. An answer without a spoken token ends here, with no audio."""
+        self.clock.enter(PREPARE)
         silent = [sequence for sequence in batch if not sequence.state.token_ids]
         spoken = [sequence for sequence in batch if sequence.state.token_ids]
         emissions = []
@@ -114,7 +118,9 @@ class TalkerStage:
             spans.append((sequence.row, start, start + len(prompt)))
             start += len(prompt)
         packed = torch.cat(positions, 1).to(self.device)
+        self.clock.enter(FORWARD)
         hidden, logits = self.network.prefill(torch.cat(embeds), packed, spans, self.cache)
+        self.clock.enter(SAMPLE)
         for sequence, (row, first, last), hidden_row, logits_row in zip(spoken, spans, hidden, logits, strict=True):
             self.sampler.assign(row, sequence.sampling)
             token = self.sampler.pick(logits_row[None], row)
@@ -128,10 +134,12 @@ class TalkerStage:
 
     def _decode(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
         """One frame for each sequence of the batch. Other rows are computed and discarded."""
+        self.clock.enter(PREPARE)
         count = self.frame.width(max(sequence.row for sequence in batch) + 1)
         text = self._text_rows(batch, count)
         end = max(sequence.state.length + sequence.state.sampled for sequence in batch)
         state = self.rows.batch(count)
+        self.clock.enter(FORWARD)
         codes, hidden, logits = self.frame(
             state.hidden,
             state.tokens,
@@ -141,14 +149,17 @@ class TalkerStage:
             end,
             self.sampler.residual(count, RESIDUAL_TOP_K, RESIDUAL_TOP_P),
         )
+        self.clock.enter(SAMPLE)
         tokens = self.sampler.pick(logits)
         rows = [sequence.row for sequence in batch]
         if len(rows) < count:
             tokens, hidden = tokens[rows], hidden[rows]
         self.rows.advance(rows, tokens, hidden)
         self.sampler.commit(rows, tokens)
+        picked = tokens.tolist()
+        self.clock.enter(PAYLOAD)
         emissions = []
-        for sequence, token in zip(batch, tokens.tolist(), strict=True):
+        for sequence, token in zip(batch, picked, strict=True):
             frame = {"codes": codes[sequence.row : sequence.row + 1]}
             sequence.state.sampled += 1
             if reason := self._reason(sequence, token):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_lab.core import CLIENT, Payload
+from omni_lab.engine.clock import FORWARD, PAYLOAD, PREPARE, SAMPLE, StepClock
 from omni_lab.engine.kv_cache import KVCache
 from omni_lab.engine.rows import Rows
 from omni_lab.engine.sampler import Sampler
@@ -50,6 +51,7 @@ class ThinkerStage:
         rows: Rows,
         max_length: int,
         device: torch.device,
+        clock: StepClock,
     ) -> None:
         self.config = config
         self.network = network
@@ -60,6 +62,7 @@ class ThinkerStage:
         self.counters = decode.counters
         self.rows = rows
         self.device = device
+        self.clock = clock
         self.sampler = Sampler(len(rows), config.thinker.text.vocab_size, config.im_end, max_length, device=device)
 
     def open(self, sequence: Sequence) -> None:
@@ -89,6 +92,7 @@ class ThinkerStage:
 
     def _prefill(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
         """All prompts of the batch packed into one pass; their rows are the next free ones, in order."""
+        self.clock.enter(PREPARE)
         prompts = [sequence.state.prompt for sequence in batch]
         ids = torch.cat([prompt["input_ids"] for prompt in prompts]).to(self.device)
         positions = torch.cat([prompt["positions"] for prompt in prompts], 1).to(self.device)
@@ -100,31 +104,40 @@ class ThinkerStage:
         deepstack = self._scatter_media(prompts, ids, embeds)
         wants_hidden = any(TALKER in s.targets and p["talker_media"].any() for s, p in zip(batch, prompts, strict=True))
         capture = self.config.talker.accept_hidden_layer if wants_hidden else None
+        self.clock.enter(FORWARD)
         logits, hidden = self.network.prefill(embeds, positions, spans, self.cache, capture, deepstack)
-        emissions = []
+        self.clock.enter(SAMPLE)
         for sequence, prompt in zip(batch, prompts, strict=True):
             self.sampler.assign(sequence.row, sequence.sampling, prompt["input_ids"])
         tokens = self.sampler.pick(logits, batch[0].row)
         for prompt, token, (row, first, last) in zip(prompts, tokens, spans, strict=True):
             self.rows.enter(row, token, prompt["positions"].max() + 1, last - first)
         self.sampler.commit([sequence.row for sequence in batch], tokens)
-        for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.cpu().split(1), spans, strict=True):
+        tokens = tokens.cpu()
+        self.clock.enter(PAYLOAD)
+        emissions = []
+        for sequence, prompt, token, (_, first, _) in zip(batch, prompts, tokens.split(1), spans, strict=True):
             handed = talker_prompt(prompt, hidden, first) if TALKER in sequence.targets else {}
             emissions += self._emit(sequence, token, handed)
             sequence.state.prompt = {}
         return emissions, len(batch)
 
     def _decode(self, batch: list[Sequence]) -> tuple[list[Emission], int]:
+        self.clock.enter(PREPARE)
         count = len(batch)
         state = self.rows.batch(self.decode.width(count))
         end = max(sequence.state.length + sequence.state.sampled for sequence in batch)
+        self.clock.enter(FORWARD)
         logits = self.decode(state.tokens, state.positions, state.lengths, end)
+        self.clock.enter(SAMPLE)
         tokens = self.sampler.pick(logits[:count])
         rows = list(range(count))
         self.rows.advance(rows, tokens)
         self.sampler.commit(rows, tokens)
+        tokens = tokens.cpu()
+        self.clock.enter(PAYLOAD)
         emissions = []
-        for sequence, token in zip(batch, tokens.cpu().split(1), strict=True):
+        for sequence, token in zip(batch, tokens.split(1), strict=True):
             emissions += self._emit(sequence, token, {})
         return emissions, count
 
@@ -135,7 +148,7 @@ class ThinkerStage:
         reason = None
         if token.item() == self.sampler.stop_token:
             reason = "stop"
-        elif state.sampled == sequence.sampling.max_tokens:
+        elif state.sampled >= sequence.sampling.max_tokens:
             reason = "length"
         sequence.finished = reason is not None
         emissions = []

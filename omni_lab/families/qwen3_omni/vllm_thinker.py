@@ -11,6 +11,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from omni_lab.core import CLIENT, Payload, Sampling, StageError
+from omni_lab.engine.clock import FORWARD, PAYLOAD, PREPARE, StepClock
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.families.qwen3_omni.thinker import TALKER, talker_prompt
 
@@ -40,7 +41,8 @@ class VllmThinkerStage:
 
     name = "thinker"
 
-    def __init__(self, engine: LLMEngine, stop_token: int) -> None:
+    def __init__(self, engine: LLMEngine, stop_token: int, clock: StepClock) -> None:
+        self.clock = clock
         self.counters: dict[str, int] = {}
         self.engine = engine
         self.stop_token = stop_token
@@ -66,6 +68,7 @@ class VllmThinkerStage:
         return len(sequence.state.prompt["input_ids"])
 
     def step(self, kind: str, batch: list[Sequence]) -> tuple[list[Emission], int]:
+        self.clock.enter(PREPARE)
         if kind == "prefill":
             for sequence in batch:
                 prompt = tokens_input(sequence.state.prompt["input_ids"].tolist())
@@ -74,7 +77,10 @@ class VllmThinkerStage:
             return [], 0
         sequences = {sequence.request_id: sequence for sequence in batch}
         emissions, tokens = [], 0
-        for output in self.engine.step():
+        self.clock.enter(FORWARD)
+        outputs = self.engine.step()
+        self.clock.enter(PAYLOAD)
+        for output in outputs:
             emissions += self._emit(sequences[output.request_id], output)
             tokens += len(output.outputs[0].token_ids)
         return emissions, tokens
