@@ -1,0 +1,1 @@
+"""Traces: capturing them with the profiler, merging them, and reading what they say about gaps between steps."""

@@ -1,0 +1,191 @@
+"""Step gaps of any Chrome trace: where the time between two steps goes, or why a trace cannot tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from omni_lab.tracing.activity import Activity, Measured, activity_of, causes, measure, outside
+from omni_lab.tracing.chrome_json import TraceError
+from omni_lab.tracing.owners import host_processes, owners
+from omni_lab.tracing.steps import MARKERS, Marker, Steps, marked_steps, repeated_steps, sequence, stage_marker
+from omni_lab.tracing.trace_file import Events, Trace, read_trace
+
+OK, INCOMPLETE = "ok", "incomplete"
+
+WORKERS = (
+    *("worker", "file", "status", "reason", "found", "steps", "window_ms", "step_ms_median", "gap_us_median"),
+    *("gap_us_mean", "gap_us_p95", "gap_us_p99", "gap_share", "busy_share", "idle_share"),
+)
+GAPS = ("worker", "step", "kind", "batch", "tokens", "start_ns", "end_ns", "gap_us")
+CAUSES = ("worker", "cause", "kind", "ms", "share", "ranges")
+DEVICES = ("worker", "device", "busy_share", "idle_share")
+
+
+@dataclass(slots=True)
+class Analysis:
+    """Frames with the columns WORKERS, GAPS, CAUSES and DEVICES.
+
+    A gap is a row with the step that follows it. A worker that is incomplete has a reason, and no gaps, shares or
+    causes: its figures are missing (NaN), never guessed.
+    """
+
+    workers: pd.DataFrame
+    gaps: pd.DataFrame
+    causes: pd.DataFrame
+    devices: pd.DataFrame
+
+    def by_batch(self) -> pd.DataFrame:
+        """Gaps by worker and batch: how many, median, mean, p95 and p99 in µs. A batch of -1 is unknown."""
+        grouped = self.gaps.groupby(["worker", "batch"])["gap_us"]
+        columns = {"median": "median", "mean": "mean", "p95": lambda gaps: gaps.quantile(0.95)}
+        columns["p99"] = lambda gaps: gaps.quantile(0.99)
+        return grouped.agg(gaps="count", **columns).reset_index()
+
+
+def analyse(
+    paths: Path | str | Iterable[Path | str],
+    stage_regex: str | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Analysis:
+    """Analyses traces: files (.json, .json.gz) or directories of them. `stage_regex` matches names of ranges that mark
+    steps; its groups number, kind, batch and tokens are read if it has them. `advance` is told of bytes read.
+
+    Raises TraceError for what is no trace, re.error for what is no expression, and OSError.
+    """
+    markers = stage_marker(stage_regex)
+    rows: dict[str, list[tuple]] = {"workers": [], "gaps": [], "causes": [], "devices": []}
+    taken: set[str] = set()
+    for path in trace_files(paths):
+        trace = read_trace(path, advance)
+        for name, measured, faults in _workers(trace, markers):
+            unique = name
+            while unique in taken:
+                unique = f"{unique} ({path.parent.name}/{path.name})"
+            taken.add(unique)
+            _add(rows, unique, trace, measured, faults)
+    return Analysis(
+        pd.DataFrame(rows["workers"], columns=WORKERS),
+        pd.DataFrame(rows["gaps"], columns=GAPS),
+        pd.DataFrame(rows["causes"], columns=CAUSES),
+        pd.DataFrame(rows["devices"], columns=DEVICES),
+    )
+
+
+def trace_files(paths: Path | str | Iterable[Path | str]) -> list[Path]:
+    """The trace files that paths name. Of a directory, those called *.trace.json, else merged.json, else all JSON.
+
+    Each may be compressed (.gz). Raises TraceError for what does not exist, and for a directory without JSON.
+    """
+    found = []
+    for path in map(Path, [paths] if isinstance(paths, Path | str) else paths):
+        if path.is_dir():
+            inside = sorted(one for end in ("*.json", "*.json.gz") for one in path.rglob(end) if one.is_file())
+            called = [one for one in inside if ".trace.json" in one.name]
+            merged = [one for one in inside if one.name.startswith("merged.json")]
+            if not inside:
+                raise TraceError(f"{path}: expected traces (*.json, *.json.gz) in the directory")
+            found += called or merged or inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise TraceError(f"{path}: expected a trace file or a directory of them, and there is none")
+    return found
+
+
+def _workers(trace: Trace, markers: tuple[Marker, ...]) -> Iterator[tuple[str, Measured | None, list[str]]]:
+    """Name, figures and faults of each process that has steps."""
+    faults = [trace.cut] if trace.cut else []
+    if trace.damaged:
+        faults.append(f"{trace.damaged} events are damaged, have no end, or end before they start")
+    process = np.array([thread[0] for thread in trace.threads], object)
+    owner, launch = owners(trace, process)
+    marks = _marks(trace, markers)
+    found: dict[int | str | None, tuple[Steps, bool]] = {}
+    activities: dict[int | str | None, Activity] = {}
+    processes = host_processes(trace, process)
+    processes += [one for one in dict.fromkeys(owner.tolist()) if one not in processes]
+    for pid in processes:
+        calls = trace.calls.take((process == pid)[trace.calls.thread])
+        mine = owner == pid
+        activities[pid] = activity_of(trace, mine, launch[mine], calls)
+        steps = marked_steps(marks.take((process == pid)[marks.thread]), trace.names, markers)
+        if steps is not None:
+            found[pid] = steps, False
+    if not found and markers is MARKERS:
+        for pid in processes:
+            inferred = _inferred(trace, process == pid, activities[pid])
+            if inferred is not None:
+                found[pid] = inferred
+    stem = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", trace.path.name)
+    if not found:
+        lacking = "no marks of steps, and nothing repeats" if markers is MARKERS else "no range matches --stage-regex"
+        yield stem, None, [*faults, f"no steps found: {lacking}"]
+    for pid, (steps, of_device) in found.items():
+        name = trace.processes.get(pid, "")
+        if not name or "python" in name.lower():
+            name = stem if len(found) == 1 else f"{stem} {pid}"
+        measured = measure(steps, activities[pid], of_device)
+        if len(steps) < 2:
+            measured.faults.append("one step has no gap" if len(steps) else "no steps found")
+        measured.faults += outside(trace, steps, activities[pid])
+        yield name, measured, faults + measured.faults
+
+
+def _marks(trace: Trace, markers: tuple[Marker, ...]) -> Events:
+    """The ranges that a marker's expressions match."""
+    patterns = [re.compile(text) for marker in markers for text in (marker.pattern, marker.parts) if text]
+    named = np.array([any(pattern.search(name) for pattern in patterns) for name in trace.names], bool)
+    return Events.join([part.take(named[part.name]) for part in (trace.ranges, trace.python, trace.calls)])
+
+
+def _inferred(trace: Trace, in_process: np.ndarray, activity: Activity) -> tuple[Steps, bool] | None:
+    """Steps of a process without marks, and whether their times are the device's."""
+    if len(activity.events):
+        steps = repeated_steps(activity.events.sorted(), trace.names, "device activity")
+        if steps is not None:
+            steps.thread = _launching_thread(trace, in_process, steps.thread)
+            return steps, True
+    host = trace.ranges.take(in_process[trace.ranges.thread])
+    threads = [sequence(host.take(host.thread == thread)) for thread in np.unique(host.thread)]
+    if not threads:
+        return None
+    longest = max(threads, key=lambda one: int((one.end - one.start).sum()))
+    steps = repeated_steps(longest, trace.names, "the host's outermost ranges")
+    return None if steps is None else (steps, False)
+
+
+def _launching_thread(trace: Trace, in_process: np.ndarray, otherwise: int) -> int:
+    """The thread of a process that calls the runtime most."""
+    calls = trace.calls.thread[in_process[trace.calls.thread]]
+    return int(np.bincount(calls).argmax()) if len(calls) else otherwise
+
+
+def _add(rows: dict[str, list[tuple]], name: str, trace: Trace, measured: Measured | None, faults: list[str]) -> None:
+    reason = "; ".join(dict.fromkeys(faults))
+    found = "" if measured is None else "; ".join([measured.steps.found, *measured.notes])
+    steps = 0 if measured is None else len(measured.steps)
+    step_ms = float(np.median(measured.finish - measured.begin) / 1e6) if steps and len(measured.begin) else np.nan
+    head = (name, str(trace.path), INCOMPLETE if faults else OK, reason, found, steps)
+    if faults or measured is None:
+        rows["workers"].append((*head, np.nan, step_ms, *[np.nan] * (len(WORKERS) - len(head) - 2)))
+        return
+    gap_us, one, window = measured.gap_ns / 1e3, measured.steps, measured.window_ns
+    figures = (np.median(gap_us), gap_us.mean(), *np.percentile(gap_us, [95, 99]))
+    shares = (measured.gap_ns.sum() / window, measured.busy_share, 1 - measured.busy_share)
+    rows["workers"].append((*head, window / 1e6, step_ms, *map(float, figures), *map(float, shares)))
+    number = np.where(one.number >= 0, one.number, np.arange(len(one)))
+    for row, gap, low, high in zip(measured.step.tolist(), gap_us, measured.low, measured.high, strict=True):
+        which = (int(number[row]), one.kind[row], int(one.batch[row]), int(one.tokens[row]))
+        rows["gaps"].append((name, *which, int(low), int(high), float(gap)))
+    total = max(int(measured.gap_ns.sum()), 1)
+    for cause, kind, ns, count in causes(trace, measured):
+        rows["causes"].append((name, cause, kind, ns / 1e6, ns / total, count))
+    for device, share in measured.device_shares.items():
+        row, number_of = trace.devices[device]
+        rows["devices"].append((name, str(row if number_of is None else number_of), share, 1 - share))
