@@ -19,7 +19,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 # anew in every worker process takes seconds and memory.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-matrix lint schema reference vllm vllm-test clean
+.PHONY: demo test test-matrix lint soak schema reference vllm vllm-test clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -33,6 +33,11 @@ test: lint
 test-matrix: export OMP_NUM_THREADS = 1
 test-matrix: $(STAMP)
 	OMNI_LAB_MATRIX=full $(RUN) -m pytest -q -n 2 --dist worksteal tests/test_matrix.py
+
+# 3,000 requests while clients leave and workers are killed.
+soak: export OMP_NUM_THREADS = 1
+soak: $(STAMP)
+	$(RUN) -m tests.soak
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -28,6 +28,14 @@ class PipelineError(RuntimeError):
     """The pipeline itself cannot start or go on (bad checkpoint, dead worker)."""
 
 
+class Unavailable(PipelineError):
+    """No worker of a stage can take the request now; another one may later."""
+
+
+class DeadlineError(TimeoutError):
+    """A request was not finished within the time it was given; the message names request and stages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How one autoregressive stage picks its tokens.
@@ -60,6 +68,8 @@ class Request:
     speaker: str | None = None
     sampling: dict[str, Sampling] = field(default_factory=dict)
     return_codes: bool = False
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these texts; the speech ends with the text that was handed on by then."""
 
 
 @dataclass(slots=True)

@@ -12,11 +12,16 @@ from typing import Any
 import psutil
 import torch
 
+from omni_lab.engine.clock import cost_us
+
 PACKAGES = ("omni-lab", "torch", "transformers", "numpy", "msgspec", "pydantic")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, processor, threads, memory, GPUs and git commit; what cannot be told is None."""
+    """Versions, processor, threads, memory, GPUs, git commit, and what the step clock costs a step here.
+
+    What cannot be told is None.
+    """
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
@@ -30,6 +35,7 @@ def describe_environment() -> dict[str, Any]:
         "gpus": gpus,
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "step_clock_us": round(cost_us(), 2),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_modified": bool(_git("status", "--porcelain", "--untracked-files=no"))
         if _git("rev-parse", "HEAD")

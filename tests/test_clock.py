@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni_lab.core import Request, Sampling
-from omni_lab.engine.clock import COLUMNS, FORWARD, OTHER, PAYLOAD, PREPARE, SCHEDULE, StepClock
+from omni_lab.engine.clock import COLUMNS, FORWARD, INPUT, OTHER, PAYLOAD, PREPARE, SCHEDULE, StepClock
 from omni_lab.metrics.phases import CAUSES, HOST, PHASES, STEP, WAITS
 from omni_lab.metrics.records import StepRow
 from tests.pipelines import answers, experiment
@@ -67,6 +67,20 @@ def test_a_full_ring_keeps_the_newest_steps_and_counts_the_others() -> None:
     assert [row[1] for row in taken] == [6, 7, 8, 9] and lost == 6
     clock.add("talker", 10, 11, 1, 1, "decode")
     assert [row[1] for row in clock.take()[0]] == [10]
+
+
+def test_looking_for_work_in_vain_is_waiting() -> None:
+    clock = StepClock()
+    for _ in range(3):
+        clock.enter(SCHEDULE)
+        time.sleep(0.002)
+        clock.rename(INPUT)
+        time.sleep(0.001)
+    clock.enter(SCHEDULE)
+    clock.enter(FORWARD)
+    clock.record("talker", 1, 1, "decode")
+    (row,) = rows(clock)
+    assert row["input_ns"] >= 9_000_000 and row["idle_ns"] == 0 < row["schedule_ns"]
 
 
 @pytest.fixture(scope="module")

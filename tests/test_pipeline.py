@@ -16,7 +16,17 @@ import psutil
 import pytest
 
 from omni_lab.assemble import open_pipeline
-from omni_lab.core import AudioChunk, Finished, PipelineError, Request, RequestError, Sampling, TextDelta
+from omni_lab.core import (
+    AudioChunk,
+    Finished,
+    PipelineError,
+    Request,
+    RequestError,
+    Sampling,
+    StageError,
+    TextDelta,
+    Unavailable,
+)
 from omni_lab.pipeline.orchestrator import Pipeline
 from tests.pipelines import answers, ask, ask_all, experiment
 
@@ -215,9 +225,10 @@ def test_a_killed_worker_ends_its_requests_with_the_cause_and_leaves_no_process(
             await asyncio.sleep(0.5)
             talker = next(p for end, p in pipeline.executor.processes.items() if end.stage == "talker")
             talker.kill()
-            with pytest.raises(PipelineError, match=r"worker talker_r0 ended unexpectedly .killed by signal 9"):
+            cause = "stage talker, replica 0, request r: its process ended unexpectedly .killed by signal 9."
+            with pytest.raises(StageError, match=cause):
                 await task
-            with pytest.raises(PipelineError, match="talker_r0"):
+            with pytest.raises(Unavailable, match="stage talker has no worker: replica 0: its process ended"):
                 await ask(pipeline, request("later"))
 
     asyncio.run(run())

@@ -34,7 +34,11 @@ class ChannelClosed(ConnectionError):
 
 
 class ChannelFull(TimeoutError):
-    """The receiver took nothing for the whole time allowed, or the message is larger than the ring."""
+    """The receiver took nothing for the whole time allowed."""
+
+
+class MessageTooLarge(ChannelFull):
+    """The message is larger than the ring."""
 
 
 def create_channel(capacity: int = CAPACITY) -> tuple[int, int, int]:
@@ -50,7 +54,11 @@ def create_channel(capacity: int = CAPACITY) -> tuple[int, int, int]:
 
 
 class Ring:
-    """`head` and `tail` count bytes ever written and read; one process writes each."""
+    """`head` and `tail` count bytes ever written and read; one process writes each.
+
+    Each is one aligned word, written in one piece and after the bytes it counts: whenever a process is killed, the ring
+    is whole, and another process can go on at its end.
+    """
 
     def __init__(self, memory: int, doorbell: int) -> None:
         self.map = mmap.mmap(memory, 0)
@@ -60,19 +68,19 @@ class Ring:
 
     @property
     def head(self) -> int:
-        return struct.unpack_from("<Q", self.map, 0)[0]
+        return struct.unpack_from("Q", self.map, 0)[0]
 
     @head.setter
     def head(self, value: int) -> None:
-        struct.pack_into("<Q", self.map, 0, value)
+        struct.pack_into("Q", self.map, 0, value)
 
     @property
     def tail(self) -> int:
-        return struct.unpack_from("<Q", self.map, 8)[0]
+        return struct.unpack_from("Q", self.map, 8)[0]
 
     @tail.setter
     def tail(self, value: int) -> None:
-        struct.pack_into("<Q", self.map, 8, value)
+        struct.pack_into("Q", self.map, 8, value)
 
     def fileno(self) -> int:
         return self.doorbell.fileno()
@@ -102,7 +110,7 @@ class Sender(Ring):
     def _write(self, parts: list[bytes | memoryview]) -> None:
         size = sum(map(len, parts))
         if size + 2 * ALIGNMENT > self.capacity // 2:
-            raise ChannelFull(f"a message of {size} bytes is too large for a channel of {self.capacity} bytes")
+            raise MessageTooLarge(f"a message of {size} bytes is too large for a channel of {self.capacity} bytes")
         record = ALIGNMENT + size + padding(size)
         start = self._reserve(record)
         struct.pack_into("<Q", self.map, start, size)

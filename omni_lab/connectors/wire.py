@@ -37,6 +37,23 @@ class Abort(msgspec.Struct, tag="abort"):
     request_id: str
 
 
+class Finish(msgspec.Struct, tag="finish"):
+    """To an autoregressive stage: end the request with the next token, as if it were the end token."""
+
+    request_id: str
+
+
+class Hold(msgspec.Struct, tag="hold"):
+    """To a generation stage: leave the request out of the steps (`held`), or go on with it."""
+
+    request_id: str
+    held: bool
+
+
+class Ping(msgspec.Struct, tag="ping"):
+    """To a stage, which sends it back: its loop still turns."""
+
+
 class TakeRecords(msgspec.Struct, tag="take_records"):
     """To a stage: answer with `Records` of all steps and hand-offs since the last call."""
 
@@ -60,11 +77,12 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Broken(msgspec.Struct, tag="broken"):
-    """From a stage: it cannot go on, and why."""
+    """From a stage: it cannot go on, and why. From an executor: its process has ended, and `lost` payloads with it."""
 
     stage: str
     replica: int
     error: str
+    lost: int = 0
 
 
 class Records(msgspec.Struct, tag="records"):
@@ -82,6 +100,64 @@ class Records(msgspec.Struct, tag="records"):
     last: bool = True
 
 
+class StartCapture(msgspec.Struct, tag="start_capture"):
+    """To a stage: after `skip_steps` steps record the next `steps` with the profiler; answered with `Capturing`.
+
+    The trace goes into `directory`. It ends early after `max_s` seconds or about `max_mb` MB of JSON. `base_ns` added
+    to monotonic times gives the wall clock's; `shared` says that stages share their process and thread.
+    """
+
+    directory: str
+    skip_steps: int
+    steps: int
+    stacks: bool
+    memory: bool
+    max_mb: float
+    max_s: float
+    base_ns: int
+    shared: bool
+
+
+class StopCapture(msgspec.Struct, tag="stop_capture"):
+    """To a stage: end the capture and write its trace; answered with `Captured`."""
+
+
+class Capturing(msgspec.Struct, tag="capturing"):
+    """From a stage: how far its capture is, or why there is none.
+
+    `state` is "waiting" (for the steps to skip), "recording" or "recorded". `json_bytes` is the size of what is
+    recorded: written pieces exactly, the running one as large a step as those; None before the first is written.
+    """
+
+    stage: str
+    replica: int
+    state: str
+    steps: int
+    json_bytes: int | None = None
+    error: str = ""
+
+
+class Captured(msgspec.Struct, tag="captured"):
+    """From a stage: its trace, or in `error` why there is none.
+
+    `bytes` of the file, `json_bytes` before compression. `alignment_us` bounds the error of its times on
+    `time.monotonic_ns`; the window is `start_ns` to `end_ns` on that clock. `stopped_by` is what ended it: "steps",
+    "max_s", "max_mb" or "stopped".
+    """
+
+    stage: str
+    replica: int
+    path: str = ""
+    steps: int = 0
+    bytes: int = 0
+    json_bytes: int = 0
+    alignment_us: float = 0.0
+    start_ns: int = 0
+    end_ns: int = 0
+    stopped_by: str = ""
+    error: str = ""
+
+
 class PayloadHeader(msgspec.Struct, tag="payload"):
     """All of a payload but its bytes; `tensors` lists name, dtype and shape in the order of the bytes."""
 
@@ -97,7 +173,23 @@ class PayloadHeader(msgspec.Struct, tag="payload"):
     tensors: list[tuple[str, str, list[int]]]
 
 
-Control = Admit | Abort | TakeRecords | Shutdown | Start | Ready | Broken | Records
+Control = (
+    Admit
+    | Abort
+    | Finish
+    | Hold
+    | Ping
+    | TakeRecords
+    | Shutdown
+    | Start
+    | Ready
+    | Broken
+    | Records
+    | StartCapture
+    | StopCapture
+    | Capturing
+    | Captured
+)
 Message = Control | Payload
 
 _encoder = msgspec.msgpack.Encoder()

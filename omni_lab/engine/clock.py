@@ -29,6 +29,10 @@ class PhaseTimer:
         self.phase = phase
         self.since = now
 
+    def rename(self, phase: int) -> None:
+        """The running phase has been `phase` all along: looking for work and finding none is waiting too."""
+        self.phase = phase
+
 
 class StepClock(PhaseTimer):
     """A row for each step: start, end, batch, tokens, kind, and the time in each phase since the step before.

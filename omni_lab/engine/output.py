@@ -15,7 +15,12 @@ from omni_lab.engine.stage import Emission
 
 
 class Handoff(Protocol):
-    """Decides when emissions become a payload (see pipeline/handoff.py)."""
+    """Decides when emissions become a payload (see pipeline/handoff.py).
+
+    `streams` are those that have begun and not ended.
+    """
+
+    streams: dict
 
     def push(self, emission: Emission, produced_ns: int) -> Payload | None: ...
 
@@ -45,6 +50,7 @@ class SyncOutput:
     def build(self, snapshot: list[Block], emissions: list[Emission], produced_ns: int) -> None:
         """Send the payloads that these emissions, whose tensors are in the snapshot, complete."""
         scatter(snapshot, emissions)
+        emissions = [emission for emission in emissions if not emission.sequence.aborted]
         pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
         if payloads := [(emission, payload) for emission, payload in pushed if payload is not None]:
             self.timer.enter(SEND)

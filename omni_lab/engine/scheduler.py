@@ -69,7 +69,7 @@ class LeastServedBatching:
 
     def schedule(self) -> tuple[str, list[Sequence]] | None:
         """The least served sequence that is ready decides the kind of the step; others of that kind join it."""
-        ready = [sequence for sequence in self.sequences if self.stage.next_step(sequence)]
+        ready = [sequence for sequence in self.sequences if not sequence.held and self.stage.next_step(sequence)]
         ready.sort(key=lambda sequence: sequence.steps)
         if not ready:
             return None

@@ -15,7 +15,8 @@ class Sequence:
     """One request inside one stage. `state` belongs to the stage, `row` and `steps` to the scheduler.
 
     `targets` are the outputs this request wants of the stage (other stages, or the client); `routes` the
-    replica that serves the request in each stage.
+    replica that serves the request in each stage. A generation stage leaves a `held` one out of its steps; what an
+    `aborted` one has emitted and not sent is dropped.
     """
 
     request_id: str
@@ -27,6 +28,8 @@ class Sequence:
     row: int = -1
     steps: int = 0
     finished: bool = False
+    held: bool = False
+    aborted: bool = False
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import resource
 import sys
@@ -13,12 +14,25 @@ from typing import Protocol
 import torch
 
 from omni_lab.connectors.shared_memory import ChannelClosed, ChannelFull
-from omni_lab.connectors.wire import Abort, Admit, Message, Records, Shutdown, TakeRecords
+from omni_lab.connectors.wire import (
+    Abort,
+    Admit,
+    Finish,
+    Hold,
+    Message,
+    Ping,
+    Records,
+    Shutdown,
+    StartCapture,
+    StopCapture,
+    TakeRecords,
+)
 from omni_lab.core import CLIENT, Payload, PipelineError
 from omni_lab.engine.clock import IDLE, INPUT, OTHER, SCHEDULE, PhaseTimer, StepClock
 from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
 from omni_lab.engine.scheduler import ContinuousBatching, LeastServedBatching
 from omni_lab.engine.stage import Emission, Sequence, Stage
+from omni_lab.tracing.window import WorkerCapture
 
 CHUNKS_KEPT = 1 << 17
 """Rows about received payloads that are kept until they are asked for; older ones are dropped and counted."""
@@ -68,6 +82,7 @@ class Worker:
         self.stage = stage
         self.replica = replica
         self.scheduler = scheduler
+        self.handoff = handoff
         self.output = output(handoff, self._send, clock)
         self.clock = clock
         self.inboxes = inboxes
@@ -79,6 +94,7 @@ class Worker:
         self.chunks: deque[tuple] = deque(maxlen=CHUNKS_KEPT)
         self.counters = {"late_payloads": 0, "lost_chunks": 0}
         self.stopped = False
+        self.capture = WorkerCapture(self, self.outboxes[CLIENT, 0].send)
 
     def turn(self) -> bool:
         """Take in what has arrived and take one step; False when there was nothing to step.
@@ -95,7 +111,7 @@ class Worker:
             self._leave(error.sequence)
             return True
         if scheduled is None:
-            self.clock.enter(INPUT if self.sequences else IDLE)
+            self.clock.rename(INPUT if self.sequences else IDLE)
             return False
         self._step(*scheduled)
         return True
@@ -121,6 +137,7 @@ class Worker:
                 self._leave(sequence)
 
     def close(self) -> None:
+        self.capture.close()
         self.output.close()
         self.end()
 
@@ -148,11 +165,24 @@ class Worker:
                 self.scheduler.add(sequence)
             case Abort(request_id):
                 if sequence := self.sequences.get(request_id):
+                    sequence.aborted = True
                     self._leave(sequence)
                     self.output.drop(request_id)
+            case Hold(request_id, held):
+                if sequence := self.sequences.get(request_id):
+                    sequence.held = held
+            case Ping():
+                self.outboxes[CLIENT, 0].send(message)
+            case Finish(request_id):
+                if sequence := self.sequences.get(request_id):
+                    sequence.sampling = dataclasses.replace(sequence.sampling, max_tokens=0)
             case TakeRecords():
                 self.output.drain()
                 self.outboxes[CLIENT, 0].send(*self.records())
+            case StartCapture():
+                self.outboxes[CLIENT, 0].send(self.capture.start(message))
+            case StopCapture():
+                self.outboxes[CLIENT, 0].send(self.capture.stop())
             case Shutdown():
                 self.stopped = True
 
@@ -179,7 +209,9 @@ class Worker:
         steps, lost = self.clock.take()
         chunks = list(self.chunks)
         self.chunks.clear()
-        counters = self.counters | self.stage.counters | self.output.counters | {"peak_rss_bytes": peak_rss_bytes()}
+        counters = self.counters | self.stage.counters | self.output.counters
+        counters |= {"open_sequences": len(self.sequences), "open_streams": len(self.handoff.streams)}
+        counters |= {"peak_rss_bytes": peak_rss_bytes()}
         ends = range(RECORDS_SENT, max(len(steps), len(chunks), 1) + RECORDS_SENT, RECORDS_SENT)
         for end in ends:
             part = slice(end - RECORDS_SENT, end)
@@ -200,7 +232,8 @@ class Worker:
                 self.outboxes[outbox].send(*(payload for _, payload in sent))
             except (ChannelFull, ChannelClosed) as error:
                 for sequence, payload in sent:
-                    sequence.finished = True
+                    sequence.finished = sequence.aborted = True
+                    self.handoff.drop(sequence.request_id)
                     cause = f"hand-off {payload.source}->{payload.target} failed: {error}"
                     self._report(sequence.request_id, cause)
 

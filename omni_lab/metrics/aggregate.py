@@ -87,7 +87,9 @@ def add_counts(stages: Figures, before: dict[str, Counts], after: dict[str, Coun
         figures = stages.get(worker.rpartition("_r")[0])
         for name in ("graph_replays", "eager_steps", "beside_ns") if figures else ():
             if name in counts:
-                figures[name] = figures.get(name, 0) + counts[name] - before.get(worker, {}).get(name, 0)
+                earlier = before.get(worker, {}).get(name, 0)
+                earlier = 0 if counts[name] < earlier else earlier  # the worker's process was replaced meanwhile
+                figures[name] = figures.get(name, 0) + counts[name] - earlier
     for figures in stages.values():
         if "beside_ns" in figures:
             figures["beside_us"] = figures.pop("beside_ns") / 1e3 / figures["steps"]

@@ -64,6 +64,9 @@ DEFINITIONS = {
     "in this process and are in it.",
     "mean_, median_, p99_": "Over the completed requests in which the figure was measured; percentiles interpolate.",
     "over repeats": "A cell's figure is the mean of its repeats, `_std` their standard deviation (null for one).",
+    "traces": "What was captured in a repeat: for each worker path, steps, bytes, what ended its window (steps, max_s, "
+    "max_mb or stopped), alignment_us (its times lie within so much on the machine's clock), or the error. Such a "
+    "repeat counts in the cell's figures, and in `relative`, only if there is no other.",
     "relative": "Each figure divided by the first configuration's at the same concurrency: the geometric mean of the "
     "ratios of the single repeats, which are run in turn; `low` and `high` are the 95 % interval of Student's t on "
     "their logarithms. The verdict is higher or lower if the whole interval is, `within noise` if 1 lies in it, and "

@@ -63,8 +63,13 @@ def compare(cells: Sequence[dict[str, Any]], base: str) -> None:
         cell["relative"] = None if other is None or other is cell else dict(_ratios(cell, other))
 
 
+def undisturbed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The repeats that no capture disturbed; all of them if it was in each."""
+    return [run for run in runs if "traces" not in run] or list(runs)
+
+
 def _ratios(cell: dict[str, Any], base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    runs, others = ({run["repeat"]: run for run in one["runs"]} for one in (cell, base))
+    runs, others = ({run["repeat"]: run for run in undisturbed(one["runs"])} for one in (cell, base))
     pairs = [(runs[repeat], others[repeat]) for repeat in sorted(runs.keys() & others.keys())]
     for path in _paths(cell):
         found = [(_value(run, path), _value(other, path)) for run, other in pairs]

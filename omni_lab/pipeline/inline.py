@@ -20,6 +20,8 @@ from omni_lab.pipeline.wiring import End, channels
 class InlineExecutor:
     """Workers in one asyncio task: every round gives each worker one turn, then lets the client run."""
 
+    shared = True
+
     def __init__(
         self,
         spec: PipelineSpec,

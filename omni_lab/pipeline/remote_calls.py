@@ -1,7 +1,8 @@
 """What a `RemoteStage` and the process of its network say to each other, over the same channels as the stages.
 
-To the network: `Admit` opens a sequence, a `Payload` is its input, `Abort` closes it; `Move` and
-`Step` travel in a payload of their own. Each `Step`, and nothing else, is answered with a `Result`.
+To the network: `Admit` opens a sequence, a `Payload` is its input, `Abort` closes it; `Move`, `Step` and what a capture
+asks travel in a payload of their own. Each `Step` is answered with a `Result`, what a capture asks with `Profiled`,
+nothing else.
 """
 
 from __future__ import annotations
@@ -69,7 +70,29 @@ class Result(msgspec.Struct, tag="result"):
     error: str | None = None
 
 
-Call = Move | Step | Result
+class StartProfiler(msgspec.Struct, tag="start_profiler"):
+    """Record with the profiler; answered with `Profiled`. Fields as in `Options` of tracing/profiler.py."""
+
+    directory: str
+    stacks: bool
+    memory: bool
+
+
+class StopProfiler(msgspec.Struct, tag="stop_profiler"):
+    """Write what was recorded to `path`, if there is one; answered with `Profiled`."""
+
+    path: str | None
+
+
+class Profiled(msgspec.Struct, tag="profiled"):
+    """The answer: clock anchors and bytes written as `LocalProfiler` gives them, or why not."""
+
+    anchors: list[tuple[int, int]] = []
+    nbytes: int = 0
+    error: str = ""
+
+
+Call = Move | Step | Result | StartProfiler | StopProfiler | Profiled
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Call)

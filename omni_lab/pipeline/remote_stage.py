@@ -10,7 +10,9 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +25,20 @@ from omni_lab.engine.clock import FORWARD, PAYLOAD, PREPARE, StepClock
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.engine.worker import InputError
 from omni_lab.families.plan import StagePlan
-from omni_lab.pipeline.remote_calls import Move, Result, Step, from_payload, to_payload
+from omni_lab.pipeline.remote_calls import (
+    Move,
+    Profiled,
+    Result,
+    StartProfiler,
+    Step,
+    StopProfiler,
+    from_payload,
+    to_payload,
+)
+from omni_lab.tracing.profiler import Anchors, CaptureError, Options, Recorder
+
+LOADING_S, ANSWER_S = 1800.0, 600.0
+"""How long the process may take to start, and to answer a question."""
 
 
 class RemoteError(RuntimeError):
@@ -38,15 +53,35 @@ class RemoteState:
     tokens: int = 0
 
 
+class RemoteProfiler:
+    """The profiler of the network's process; `ask` sends it a call and waits for its answer."""
+
+    def __init__(self, ask: Callable[[StartProfiler | StopProfiler], Profiled]) -> None:
+        self.ask = ask
+
+    def start(self, options: Options) -> Anchors:
+        return self._answer(StartProfiler(options.directory, options.stacks, options.memory)).anchors
+
+    def stop(self, path: Path | None) -> tuple[Anchors, int]:
+        answer = self._answer(StopProfiler(str(path) if path else None))
+        return answer.anchors, answer.nbytes
+
+    def _answer(self, call: StartProfiler | StopProfiler) -> Profiled:
+        answer = self.ask(call)
+        if answer.error:
+            raise CaptureError(answer.error)
+        return answer
+
+
 class RemoteStage:
     """The `Stage` of a plan in a process of its own, driven over two shared-memory channels.
 
     A step is one message there and one back. What arrives between steps is collected and sent with the next
     question; `next_step`, `step_tokens` and `finished` are answered from what came back, because they change only
-    by a sequence's own input and steps. `facts` are those of the process.
+    by a sequence's own input and steps. `facts` are those of the process, `recorder` records in it.
 
-    Raises PipelineError if the process cannot start or has ended, InputError at the sequence's next `next_step` if the
-    stage could not take its input.
+    Raises PipelineError if the process cannot start, has ended or does not answer, InputError at the sequence's next
+    `next_step` if the stage could not take its input.
     """
 
     def __init__(self, plan: StagePlan, clock: StepClock) -> None:
@@ -58,6 +93,7 @@ class RemoteStage:
         self.outgoing: list[Message] = []
         self.counters: dict[str, int] = {}
         self.unanswered = False
+        self.recorder = Recorder(RemoteProfiler(self.profile), f"-{plan.stage}_r{plan.replica}")
         self._spawn(plan)
         try:
             self.facts = self._start(plan)
@@ -102,6 +138,12 @@ class RemoteStage:
         scatter([Block(name, *where, answer.tensors[name]) for name, *where in result.blocks], emissions)
         return emissions, result.tokens
 
+    def profile(self, asked: StartProfiler | StopProfiler) -> Profiled:
+        """What a capture asks of the network's process."""
+        self.outgoing.append(to_payload(asked))
+        self._send()
+        return from_payload(self._wait(ANSWER_S))
+
     def move(self, source: int, target: int) -> None:
         self.outgoing.append(to_payload(Move(source, target)))
 
@@ -143,7 +185,7 @@ class RemoteStage:
     def _start(self, plan: StagePlan) -> dict[str, Any]:
         self.outgoing.append(Start(msgspec.json.encode(plan).decode()))
         self._send()
-        match self._wait():
+        match self._wait(LOADING_S):
             case Ready(facts=facts):
                 return facts
             case Broken(error=error):
@@ -175,11 +217,12 @@ class RemoteStage:
         except ChannelClosed:
             self._gone()
 
-    def _wait(self) -> Message:
+    def _wait(self, limit_s: float = ANSWER_S) -> Message:
         """The process answers one question at a time, so there is exactly one message."""
         try:
             while not (messages := self.receiver.receive()):
-                self.poll.poll()
+                if not self.poll.poll(1000 * limit_s):
+                    raise PipelineError(f"{self.title} did not answer for {limit_s:.0f} s")
         except ChannelClosed:
             self._gone()
         return messages[0]

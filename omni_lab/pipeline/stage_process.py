@@ -13,6 +13,7 @@ watch(ENDS["lifeline"])  # before the imports, which take seconds
 import contextlib  # noqa: E402
 import select  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import msgspec  # noqa: E402
 import torch  # noqa: E402
@@ -30,13 +31,17 @@ from omni_lab.metrics.phases import PHASES  # noqa: E402
 from omni_lab.pipeline.remote_calls import (  # noqa: E402
     CALL,
     Move,
+    Profiled,
     Result,
     Sent,
+    StartProfiler,
     State,
     Step,
+    StopProfiler,
     from_payload,
     to_payload,
 )
+from omni_lab.tracing.profiler import CaptureError, LocalProfiler, Options  # noqa: E402
 
 
 class Host:
@@ -49,6 +54,7 @@ class Host:
         self.touched: dict[str, Sequence] = {}
         self.rejected: dict[str, str] = {}
         self.memory: dict[str, int] = {}
+        self.profiler = LocalProfiler()
 
     def handle(self, message: Message) -> Payload | None:
         """Do what a message says; the answer if it asks for one."""
@@ -59,6 +65,8 @@ class Host:
                         self.stage.move(source, row)
                     case Step(kind, rows):
                         return self._answer(kind, rows)
+                    case StartProfiler() | StopProfiler() as asked:
+                        return to_payload(self._profile(asked))
             case Admit(request_id, sampling, options, targets, routes):
                 sequence = self.sequences[request_id] = Sequence(request_id, sampling, options, targets, routes)
                 with self._input_of(request_id):
@@ -109,6 +117,16 @@ class Host:
         blocks = gather(emissions)
         result.blocks = [(block.name, block.members, block.sizes) for block in blocks]
         return {block.name: block.tensor for block in blocks}
+
+    def _profile(self, asked: StartProfiler | StopProfiler) -> Profiled:
+        try:
+            match asked:
+                case StartProfiler(directory, stacks, memory):
+                    return Profiled(self.profiler.start(Options(directory, stacks, memory)))
+                case StopProfiler(path):
+                    return Profiled(*self.profiler.stop(Path(path) if path else None))
+        except (CaptureError, OSError, RuntimeError) as error:
+            return Profiled(error=str(error))
 
     def _state(self, sequence: Sequence) -> State:
         kind = None if sequence.finished else self.stage.next_step(sequence)

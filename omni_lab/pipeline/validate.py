@@ -25,6 +25,8 @@ def check_request(request: Request, stages: list[str], offered: set[str]) -> Non
         raise RequestError(f"{list(modalities)} must name one or more of {sorted(offered)}", "modalities")
     if not isinstance(request.return_codes, bool):
         raise RequestError(f"expected true or false, got {request.return_codes!r}", "return_codes")
+    if not isinstance(request.stop, tuple | list) or not all(isinstance(text, str) and text for text in request.stop):
+        raise RequestError(f"expected texts that are not empty, got {request.stop!r}", "stop")
     if not isinstance(request.sampling, dict):
         raise RequestError(f"expected a Sampling for each of {stages}, got {request.sampling!r}", "sampling")
     for stage, sampling in request.sampling.items():

@@ -32,6 +32,11 @@ def main() -> None:
         runtime = {"runtime_rss_bytes": peak_rss_bytes()}  # interpreter and libraries, before any weight is read
         try:
             worker = build_worker(plan, inboxes, outboxes)
+            facts = worker.facts | runtime | {"peak_rss_bytes": peak_rss_bytes()}
+            outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, facts))
+            serve(worker, selector)
+        except ChannelClosed:
+            raise
         except Exception as error:
             expected = isinstance(error, PipelineError)  # the message says what to mend; a traceback would bury it
             cause = str(error) if expected else f"{type(error).__name__}: {error}"
@@ -39,13 +44,6 @@ def main() -> None:
             if expected:
                 sys.exit(1)
             raise
-        facts = worker.facts | runtime | {"peak_rss_bytes": peak_rss_bytes()}
-        outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, facts))
-        try:
-            serve(worker, selector)
-        except PipelineError as error:  # the stage itself is gone
-            outboxes[CLIENT, 0].send(Broken(plan.stage, plan.replica, str(error)))
-            sys.exit(1)
 
 
 def serve(worker: Worker, selector: selectors.BaseSelector) -> None:
