@@ -117,12 +117,14 @@ def _requests(file: Path) -> pd.DataFrame:
 
 
 def _parquet(file: Path, columns: list[str]) -> pd.DataFrame:
+    """The file as a table; columns that its run did not measure are NaN."""
     if not file.is_file():
         return pd.DataFrame(columns=columns)
     try:
-        return pd.read_parquet(file)
+        found = pd.read_parquet(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file}: not a readable parquet file ({error})") from error
+    return found.reindex(columns=list(dict.fromkeys([*found.columns, *columns])))
 
 
 def _table(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:

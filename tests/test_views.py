@@ -16,7 +16,7 @@ import soundfile
 from omni_lab.frames import load
 from omni_lab.metrics.continuity import underrun_s
 from omni_lab.metrics.relative import compare
-from omni_lab.views import figures, ladder, request, tables, theme
+from omni_lab.views import figures, gantt, ladder, request, tables, theme
 from omni_lab.views.report import PLAYERS, waveform, write_report
 from omni_lab.views.trust import warnings
 
@@ -74,9 +74,9 @@ class RunWriter:
         send, frames, tokens = self.now, int(self.random.integers(20, 60)), int(self.random.integers(8, 20))
         id_ = f"{key['configuration']}-{key['concurrency']}-{index:04d}"
         jitter = slow * self.random.uniform(0.8, 1.4)
-        self._steps(key, "thinker", send, [("prefill", 1)] + [("decode", 1)] * tokens, 1.0 * jitter, in_flight)
+        self._steps(key, "thinker", send, [("prefill", 1)] + [("decode", 1)] * (tokens - 1), 1.0 * jitter, in_flight)
         talking = send + int(6e6 * jitter)
-        self._steps(key, "talker", talking, [("prefill", 1)] + [("decode", 1)] * frames, 2.4 * jitter, in_flight)
+        self._steps(key, "talker", talking, [("prefill", 0)] + [("decode", 1)] * frames, 2.4 * jitter, in_flight)
         sizes = [4] + [25] * ((frames - 4) // 25) + ([(frames - 4) % 25] if (frames - 4) % 25 else [])
         done = np.cumsum(sizes)
         self._chunk(key, "client->thinker", id_, 0, 0, send, True)
@@ -99,7 +99,7 @@ class RunWriter:
         row |= {"audio_rtf": (arrivals[-1] - send) / 1e9 / audio_s, "prompt_tokens": 30, "text_tokens": tokens}
         row |= {
             "codec_frames": frames,
-            "finish_reason": {"thinker": "stop"},
+            "finish_reason": {"text": "stop", "audio": "stop"},
             "error": None,
             "speaker": "aria",
             "audio_file": None,
@@ -122,7 +122,7 @@ class RunWriter:
         for kind, tokens in kinds:
             end = at + int(step_ms * 1e6 * (3 if kind == "prefill" else 1))
             row = {"stage": stage, "replica": 0, "step": len(self.steps), "start_ns": at, "end_ns": end}
-            self.steps.append({**key, **row, "batch": batch, "tokens": tokens * batch, "kind": kind})
+            self.steps.append({**key, **row, "batch": batch, "tokens": tokens, "kind": kind})
             at = end + 90_000
 
     def _chunk(self, key: dict, edge: str, request_: str, index: int, frames: int, produced: int, final: bool) -> int:
@@ -340,7 +340,7 @@ def test_timeline_draws_many_steps_together_and_loses_no_busy_time(written: RunW
     row["e2el_ms"] = (run.steps["end_ns"].max() - row["send_ns"]) / 1e6
     (bars,) = [trace for trace in request.timeline(row, run.steps, run.chunks).data if trace.name == "decode"]
     decodes = run.steps[run.steps["kind"] == "decode"]
-    assert request.BARS < len(bars.x) <= 2 * request.BARS < len(decodes)
+    assert gantt.BARS < len(bars.x) <= 2 * gantt.BARS < len(decodes)
     busy_ms = (decodes["end_ns"] - decodes["start_ns"]).sum() / 1e6
     assert bars.customdata[:, 1].sum() == pytest.approx(busy_ms, rel=1e-3)
     assert bars.customdata[:, 2].sum() == len(decodes)

@@ -19,10 +19,10 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from omni_lab.frames import Run, load
-from omni_lab.views import figures, ladder, request, tables, theme
+from omni_lab.views import checks, figures, gantt, ladder, request, steps, tables, theme, timeline
 from omni_lab.views.figures import load_label
 from omni_lab.views.tables import NUMBER, text
-from omni_lab.views.trust import warnings
+from omni_lab.views.trust import findings, warnings
 
 PLAYERS = 16
 """Recordings that the report embeds at most."""
@@ -32,6 +32,9 @@ AUDIO_BYTES = 4_000_000
 
 REQUESTS = 12
 """Requests whose way through the stages the report embeds at most."""
+
+WINDOWS = 12
+"""Cells of which the report embeds all stages at work at most."""
 
 PEAKS = 200
 """Points of one waveform picture."""
@@ -62,7 +65,14 @@ def write_report(run_dir: str | Path) -> Path:
         stages=tables.stages(run.stages),
         ladder=_ladder(run),
         sections=[(title, [_json(figure) for figure in group]) for title, group in _sections(run)],
+        causes=[_json(figure) for figure in _causes(run)],
+        gaps=tables.gaps(run),
+        loops=[(label, [_json(figure) for figure in pair]) for label, pair in _loops(run)],
+        windows=[(label, [_json(figure)]) for label, figure in _windows(run)],
         walks=[(label, [_json(figure) for figure in pair]) for label, pair in _walks(run)],
+        findings=findings(run),
+        totals=tables.totals(run),
+        captures=tables.captures(run),
         players=players,
         saved=int(run.requests["audio_file"].notna().sum()) if "audio_file" in run.requests else 0,
         definitions=run.record.get("definitions") or {},
@@ -107,6 +117,31 @@ def _ladder(run: Run) -> dict[str, Any] | None:
         "table": tables.ladder(run),
         "figures": [_json(figure) for figure in drawn],
     }
+
+
+def _causes(run: Run) -> Iterator[go.Figure]:
+    """What the gaps of each stage are made of, if any were measured."""
+    if "gap_schedule_us" in run.stages:
+        for _, rows in run.stages.dropna(subset=["gap_schedule_us"]).groupby("stage", observed=True):
+            yield steps.causes(rows)
+
+
+def _loops(run: Run) -> Iterator[tuple[str, tuple[go.Figure, go.Figure]]]:
+    """The step loop of each stage at each concurrency: some steps of every configuration, and all its gaps."""
+    measured = checks.undisturbed_steps(run)
+    measured = measured[measured["schedule_ns"] > 0]
+    for stage, own in measured.groupby("stage", observed=True):
+        for concurrency in steps.loads_of(own):
+            rows = steps.of_stage(own, str(stage), concurrency)
+            yield f"{stage}, concurrency {load_label(concurrency)}", (timeline.timeline(rows), steps.histogram(rows))
+
+
+def _windows(run: Run) -> Iterator[tuple[str, go.Figure]]:
+    """All stages at work in the middle of each cell's last repeat."""
+    cells = list(run.steps.groupby(["configuration", "concurrency"], sort=False, dropna=False))
+    for (name, concurrency), rows in figures.thin(pd.Series(cells, dtype=object), WINDOWS):
+        label = f"{name}, concurrency {load_label(concurrency)}"
+        yield label, gantt.window(rows[rows["repeat"] == rows["repeat"].max()])
 
 
 def _walks(run: Run) -> Iterator[tuple[str, tuple[go.Figure, go.Figure]]]:

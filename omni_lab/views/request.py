@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from omni_lab.views import theme
-
-BARS = 400
-"""Bars of one kind that a row of the timeline shows at most; shorter steps are drawn together."""
-
-KINDS = {"prefill": theme.ORANGE, "decode": theme.BLUE, "vocode": theme.GREEN, "generate": theme.PURPLE}
-"""Colour of each kind of step; other kinds take sky blue and grey in turn."""
+from omni_lab.views.gantt import draw_steps, merged
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ def timeline(request: pd.Series, steps: pd.DataFrame, chunks: pd.DataFrame) -> g
 
     A row for the client, for each stage (replica) the steps that overlapped the request, solid while the stage had
     it, pale before and after, and for each edge its hand-offs from production to receipt. Where a row has more than
-    BARS steps of a kind, neighbours are drawn as one bar whose hover text counts them.
+    `gantt.BARS` steps of a kind, neighbours are drawn as one bar whose hover text counts them.
     """
     send, end = request.get("send_ns"), request.get("e2el_ms")
     figure = go.Figure(layout={"template": theme.LIGHT, "title": {"text": "Through the stages"}, "barmode": "overlay"})
@@ -54,12 +48,13 @@ def timeline(request: pd.Series, steps: pd.DataFrame, chunks: pd.DataFrame) -> g
             rows.append(f"{stage} {replica}" if several else str(stage))
             since, until = _window(str(stage), handoffs, end)
             inside = (part["end"] > since) & (part["start"] <= until)
-            parts += [_merged(kind.assign(row=rows[-1], inside=inside)) for _, kind in part.groupby("kind")]
+            lane = part.assign(row=rows[-1], opacity=np.where(inside, 1.0, 0.3))
+            parts += [merged(kind) for _, kind in lane.groupby("kind")]
         rows += [edge for edge in edges if edge.startswith(f"{stage}->")]
     rows += [edge for edge in edges if edge not in rows]
     _client(figure, request)
     if parts:
-        _steps(figure, pd.concat(parts))
+        draw_steps(figure, pd.concat(parts))
     _handoffs(figure, handoffs)
     figure.update_layout(height=150 + 44 * len(rows), bargap=0.3, legend_y=-60 / (44 * len(rows)))
     figure.update_xaxes(title="ms since the request was sent", range=[-0.02 * end, 1.02 * end])
@@ -196,38 +191,6 @@ def _window(stage: str, chunks: pd.DataFrame, end: float) -> tuple[float, float]
     source, target = chunks["edge"].str.split("->", n=1).str[0], chunks["edge"].str.split("->", n=1).str[-1]
     inputs, outputs = chunks.loc[target == stage, "received"], chunks.loc[source == stage, "produced"]
     return (inputs.min() if len(inputs) else 0.0), (outputs.max() if len(outputs) else end)
-
-
-def _merged(steps: pd.DataFrame) -> pd.DataFrame:
-    """The steps of one kind and row as at most BARS bars: neighbours become one, which counts them."""
-    steps = steps.assign(busy=steps["end"] - steps["start"], steps=1)
-    if len(steps) <= BARS:
-        return steps
-    since = steps["start"].min()
-    bucket = ((steps["start"] - since) * (BARS - 1) // (steps["start"].max() - since)).to_numpy()
-    how = {"start": "min", "end": "max", "busy": "sum", "steps": "sum", "batch": "mean", "tokens": "sum"}
-    return steps.groupby(bucket).agg({**how, "kind": "first", "row": "first", "inside": "any"})
-
-
-def _steps(figure: go.Figure, steps: pd.DataFrame) -> None:
-    others = cycle([theme.SKY, theme.GREY])
-    for kind, part in steps.groupby("kind"):
-        figure.add_bar(
-            name=kind,
-            base=part["start"],
-            x=part["end"] - part["start"],
-            y=part["row"],
-            orientation="h",
-            width=0.7,
-            marker={
-                "color": KINDS.get(kind) or next(others),
-                "opacity": np.where(part["inside"], 1.0, 0.3),
-                "line": {"width": 0},
-            },
-            customdata=part[["start", "busy", "steps", "batch", "tokens"]].round(3),
-            hovertemplate="at %{customdata[0]:.2f} ms, busy %{customdata[1]:.2f} ms<br>%{customdata[2]} step(s), batch "
-            "%{customdata[3]:.1f}, %{customdata[4]} tokens",
-        )
 
 
 def _handoffs(figure: go.Figure, chunks: pd.DataFrame) -> None:

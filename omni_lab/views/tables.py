@@ -8,7 +8,9 @@ from typing import Any
 import pandas as pd
 
 from omni_lab.frames import Run
+from omni_lab.metrics.phases import HOST
 from omni_lab.metrics.relative import FEW, HIGHER, NOISE
+from omni_lab.views import checks
 from omni_lab.views import ladder as rungs
 from omni_lab.views.figures import load_label
 
@@ -78,6 +80,49 @@ LADDER = (
 )
 """The same for the ladder, whose published figures these are."""
 
+GAPS = (
+    ("gap_us_median", "Gap median, µs", NUMBER),
+    ("gap_us_p99", "Gap p99, µs", NUMBER),
+    ("gap_schedule_us", "Schedule mean, µs", NUMBER),
+    ("gap_payload_us", "Build payloads mean, µs", NUMBER),
+    ("gap_send_us", "Send mean, µs", NUMBER),
+    ("gap_other_us", "Other mean, µs", NUMBER),
+    ("gap_us", "Gap mean (sum of these), µs", NUMBER),
+    ("of_step", "Gap / step, %", NUMBER),
+    ("gap_input_us", "Wait for input mean, µs", NUMBER),
+    ("gap_slot_us", "Wait for a slot mean, µs", NUMBER),
+    ("causes_us", "Gap with waiting (sum), µs", NUMBER),
+    ("between_us", "Between steps, by their times, µs", NUMBER),
+)
+"""Columns of the step-gap ladder; the last one is the sum found in another way."""
+
+TOTALS = (
+    ("lost_steps", "Steps lost", COUNT),
+    ("failed", "Failed", COUNT),
+    ("thinker_tokens", "Text tokens: thinker", COUNT),
+    ("client_tokens", "Text tokens: client", COUNT),
+    ("talker_frames", "Frames: talker", COUNT),
+    ("code2wav_frames", "Frames: code2wav", COUNT),
+    ("client_frames", "Frames: client", COUNT),
+    ("frame_samples", "Samples: in these frames", COUNT),
+    ("client_samples", "Samples: client", COUNT),
+)
+"""Columns of the table that counts what stages gave and clients got."""
+
+CAPTURES = (
+    ("steps", "Steps recorded", COUNT),
+    ("alignment_us", "Clock error at most, µs", NUMBER),
+    ("window_step_ms", "Step mean while recorded, ms", NUMBER),
+    ("rest_step_ms", "Step mean in the rest of this repeat, ms", NUMBER),
+    ("step_ms", "Step mean in this repeat, ms", NUMBER),
+    ("other_step_ms", "Step mean in the others, ms", NUMBER),
+    ("gap_us_median", "Gap median in this repeat, µs", NUMBER),
+    ("other_gap_us_median", "Gap median in the others, µs", NUMBER),
+    ("request_throughput_per_s", "Requests / s in this repeat", NUMBER),
+    ("other_request_throughput_per_s", "Requests / s in the others", NUMBER),
+)
+"""Columns of the table that sets captured repeats beside the others."""
+
 CELL = ("configuration", "concurrency")
 """What identifies a cell."""
 
@@ -132,6 +177,55 @@ def ladder(run: Run) -> Table:
         what, _, _ = heading.partition(",")
         head += [heading, f"{what} against {first}", f"{heading}, published", f"{what} against {first}, published"]
     return {"head": ["Rung", "Concurrency", *head, "Talker step gap, median, µs"], "rows": rows}
+
+
+def gaps(run: Run) -> Table | None:
+    """The step-gap ladder: a row for each stage, configuration and concurrency; None if no gap was measured.
+
+    The last cell of a row says whether the causes add up to the time between two steps.
+    """
+    if "gap_schedule_us" not in run.stages or run.stages["gap_schedule_us"].isna().all():
+        return None
+    gap_us = sum(run.stages[f"gap_{cause}_us"] for cause in HOST)
+    found = checks.sums(run)[["causes_us", "between_us", "agree"]]
+    frame = run.stages.assign(gap_us=gap_us, of_step=gap_us / 10 / run.stages["step_ms"], **found)
+    table = _table(frame.sort_values("stage", kind="stable"), ("stage", *CELL), GAPS)
+    verdicts = frame.sort_values("stage", kind="stable")["agree"]
+    words = {True: {"text": "yes", "kind": "same"}, False: {"text": "no", "kind": "worse"}, None: _cell(MISSING)}
+    rows = [[*row, words[agree]] for row, agree in zip(table["rows"], verdicts, strict=True)]
+    return {"head": [*table["head"], "Equal"], "rows": rows}
+
+
+def totals(run: Run) -> Table:
+    """What stages gave and clients got, a row for each cell; its last cell says what differs."""
+    frame = checks.totals(run)
+    table = _table(frame, CELL, TOTALS)
+    rows = [[*row, _verdict(total)] for row, total in zip(table["rows"], _rows(frame), strict=True)]
+    return {"head": [*table["head"], "Equal"], "rows": rows}
+
+
+def captures(run: Run) -> Table:
+    """A row for each worker that was captured, beside the repeats in which none was."""
+    frame = checks.captures(run)
+    table = _table(frame, (*CELL, "stage", "replica"), CAPTURES)
+    ends = [row["error"] or row["stopped_by"] for row in _rows(frame)]
+    return {
+        "head": [*table["head"], "Ended by"],
+        "rows": [[*r, _cell(e)] for r, e in zip(table["rows"], ends, strict=True)],
+    }
+
+
+def _verdict(total: pd.Series) -> dict[str, str]:
+    """What a row of `checks.totals` says in one cell."""
+    if total["failed"] > 0:
+        return {"text": "not comparable: the steps of failed requests count too", "kind": "same"}
+    if total["lost_steps"] > 0:
+        return {"text": "not comparable: steps were lost", "kind": "same"}
+    compared = total[[columns[0] for _, columns, _ in checks.TOTALS]]
+    if compared.isna().all():
+        return _cell(MISSING)
+    found = checks.differences(total)
+    return {"text": "; ".join(found), "kind": "worse"} if found else {"text": "yes", "kind": "same"}
 
 
 def text(value: float | None, form: str, spread: float | None = None, unit: str = "") -> str:

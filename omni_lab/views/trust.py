@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from omni_lab.frames import Run
+from omni_lab.views import checks
 from omni_lab.views.figures import load_label
 
 CLIENT_BUSY = 0.5
@@ -20,6 +21,13 @@ FIRST_WAVE = 0.25
 """Above this share the requests that all started at once, on an empty system, colour the figures."""
 
 
+CLOCK_SHARE = 0.01
+"""Above this share of the shortest mean step the step clock's own cost colours the figures."""
+
+ALIGNMENT_US = 100.0
+"""Above this bound of the clocks' error, what a merged trace shows of two processes is not one order of events."""
+
+
 def warnings(run: Run) -> list[str]:
     """One sentence for each reason; empty if there is none."""
     if run.cells.empty:
@@ -27,7 +35,39 @@ def warnings(run: Run) -> list[str]:
     reasons = [
         f"{_name(cell)}: {reason}" for _, cell in run.cells.iterrows() for reason in _reasons(cell, _inline(run, cell))
     ]
-    return not_in_effect(run.record) + reasons
+    return not_in_effect(run.record) + reasons + list(_unequal(run)) + list(_disturbed(run))
+
+
+def findings(run: Run) -> list[str]:
+    """What was checked and how it came out, a sentence each; what could not be checked is said too."""
+    totals, found, cost = checks.totals(run), checks.sums(run), checks.clock(run)
+    lost, measured = totals["lost_steps"].sum(), len(run.steps)
+    if totals["lost_steps"].isna().all():
+        said = ["Steps lost from the ring: not measured."]
+    else:
+        said = [f"{lost:,.0f} steps were lost from the ring; {measured:,} are in the record."]
+    if cost:
+        said.append(
+            f"The step clock costs {cost['cost_us']:.2g} µs a step, {100 * cost['share']:.2g} % of the shortest mean "
+            f"step ({cost['step_ms']:.3g} ms, {cost['row']['stage']} of {_name(cost['row'])})."
+        )
+    else:
+        said.append("The step clock's own cost: not measured.")
+    sums = found.dropna(subset=["agree"])
+    agree = int(sums["agree"].astype(bool).sum())
+    said.append(
+        f"The causes of the gaps add up to the time between two steps in {agree} of {len(sums)} stages of cells."
+        if len(sums)
+        else "Causes of the gaps against the time between two steps: not measured."
+    )
+    captured = checks.captures(run)
+    if captured.empty:
+        said.append("No repeat was captured with the profiler.")
+    else:
+        error_us = captured["alignment_us"].max()
+        clocks = "is not known" if pd.isna(error_us) else f"is at most {error_us:.3g} µs"
+        said.append(f"Windows captured with the profiler: {len(captured)}; the error of their clocks {clocks}.")
+    return said
 
 
 def not_in_effect(record: dict[str, Any]) -> list[str]:
@@ -39,10 +79,38 @@ def not_in_effect(record: dict[str, Any]) -> list[str]:
     ]
 
 
+def _unequal(run: Run) -> Iterator[str]:
+    """Where two ways to count the same thing differ."""
+    for _, total in checks.totals(run).iterrows():
+        yield from (f"{_name(total)}: {difference}." for difference in checks.differences(total))
+    found = checks.sums(run)
+    for _, row in found[found["agree"].eq(False)].iterrows():
+        yield (
+            f"{_name(row)}: the causes of the {row['stage']}'s gaps add up to {row['causes_us']:.4g} µs, but "
+            f"{row['between_us']:.4g} µs lie between its steps."
+        )
+
+
+def _disturbed(run: Run) -> Iterator[str]:
+    """Where measuring changed what was measured, or cannot tell it well enough."""
+    cost = checks.clock(run)
+    if cost and cost["share"] > CLOCK_SHARE:
+        yield f"the step clock costs {cost['cost_us']:.2g} µs a step, {cost['share']:.1%} of the shortest mean step."
+    for _, row in checks.captures(run).iterrows():
+        worker = f"{_name(row)}: the capture of {row['stage']} {row['replica']}"
+        if row["error"]:
+            yield f"{worker} failed: {row['error']}."
+        if row["alignment_us"] > ALIGNMENT_US:
+            yield f"{worker} knows its times only within {row['alignment_us']:.0f} µs of the other processes."
+        if pd.isna(row["other_step_ms"]):
+            yield f"{worker} is in the figures, for there is no repeat without a capture."
+
+
 def _inline(run: Run, cell: pd.Series) -> bool:
     """Whether the stages ran in the client's own process, so that its busy share says nothing."""
     configuration = run.record.get("configurations", {}).get(cell["configuration"], run.record)
-    return configuration.get("experiment", {}).get("executor") == "inline"
+    experiment = configuration.get("experiment", {})
+    return experiment.get("executor") == "inline" and experiment.get("target", "pipeline") == "pipeline"
 
 
 def _reasons(cell: pd.Series, inline: bool) -> Iterator[str]:
