@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ class Experiment(settings.Settings):
     """Everything that one run needs to know. Attribute names are the keys of the file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    target: Literal["pipeline", "server", "vllm-omni"] = Field(
+        "pipeline", description="in this process, served over HTTP by omni_lab.serve, or by vLLM-Omni"
+    )
     model: settings.ModelConfig = settings.ModelConfig()
     stages: dict[settings.StageName, settings.StageConfig] = Field(
         {}, description="by name; maps merge with the defaults"
@@ -40,6 +44,8 @@ class Experiment(settings.Settings):
     workload: settings.WorkloadConfig = settings.WorkloadConfig()
     profile: settings.ProfileConfig = settings.ProfileConfig()
     results: settings.ResultsConfig = settings.ResultsConfig()
+    server: settings.ServerConfig = settings.ServerConfig()
+    vllm_omni: settings.VllmOmniConfig = settings.VllmOmniConfig()
     platforms: dict[settings.Platform, dict[str, Any]] = Field(
         {}, description="laid over the rest on the machine that it names"
     )
@@ -80,8 +86,6 @@ def unavailable(experiment: Experiment) -> list[str]:
         reasons.append("executor: ray is not available in this version; use process or inline")
     if experiment.connector == "mooncake":
         reasons.append("connector: mooncake is not available in this version; use shared_memory")
-    if experiment.profile.enabled:
-        reasons.append("profile.enabled: only false is available in this version")
     return reasons
 
 
@@ -237,17 +241,26 @@ def _anchored(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     def absolute(path: Any) -> Any:
         return str((folder / Path(path).expanduser()).resolve()) if isinstance(path, str) and path else path
 
+    def beside(path: Any) -> Any:  # unresolved: an environment's Python is a link
+        return os.path.normpath(folder.absolute() / Path(path).expanduser()) if isinstance(path, str) else path
+
     def anchored_rung(rung: Any) -> Any:
         if not isinstance(rung, dict):
             return absolute(rung)
         extends = {"extends": absolute(rung["extends"])} if "extends" in rung else {}
         return _anchored(rung, folder) | extends
 
-    workload, model, sweep = (values.get(key) for key in ("workload", "model", "sweep"))
+    workload, model, sweep, server, peer = (
+        values.get(key) for key in ("workload", "model", "sweep", "server", "vllm_omni")
+    )
     if isinstance(workload, dict) and workload.get("dataset", "bundled") != "bundled":
         values = merge(values, {"workload": {"dataset": absolute(workload["dataset"])}})
     if isinstance(model, dict) and "/" in str(model.get("checkpoint")):
         values = merge(values, {"model": {"checkpoint": absolute(model["checkpoint"])}})
+    if isinstance(server, dict) and server.get("media_dir"):
+        values = merge(values, {"server": {"media_dir": absolute(server["media_dir"])}})
+    if isinstance(peer, dict) and "/" in str(peer.get("executable")):
+        values = merge(values, {"vllm_omni": {"executable": beside(peer["executable"])}})
     if isinstance(sweep, dict) and isinstance(sweep.get("rungs"), list):
         values = merge(values, {"sweep": {"rungs": [anchored_rung(rung) for rung in sweep["rungs"]]}})
     return values
@@ -337,6 +350,9 @@ def _misfits(experiment: Experiment) -> Iterable[tuple[str, str]]:
     """(key, message) of all that is well-formed and yet cannot run here."""
     from omni_lab import zoo  # imports torch, which a reader of the settings alone need not wait for
 
+    media_dir = experiment.server.media_dir
+    if media_dir and not Path(media_dir).is_dir():
+        yield "server.media_dir", f"expected a directory, there is none at {media_dir}"
     dataset = experiment.workload.dataset
     if dataset != "bundled" and not Path(dataset).exists():
         expected = "bundled, a Seed-TTS root or meta.lst, or a .jsonl file"
@@ -350,9 +366,20 @@ def _misfits(experiment: Experiment) -> Iterable[tuple[str, str]]:
     for name, stage in experiment.stages.items():
         if stage.device.startswith("cuda") and int(stage.device.partition(":")[2]) >= cuda_devices():
             yield f"stages.{name}.device", f"expected a device of this machine, it has no {stage.device}; use cpu"
-    for reason in unavailable(experiment):
+    for reason in unavailable(experiment) + _unfit_for_target(experiment):
         key, _, message = reason.partition(": ")
         yield key, message
+
+
+def _unfit_for_target(experiment: Experiment) -> list[str]:
+    reasons = []
+    if experiment.target != "pipeline" and experiment.profile.enabled:
+        reasons.append(f"profile.enabled: expected false with target {experiment.target}; use target pipeline")
+    if experiment.target == "vllm-omni":
+        from omni_lab.peers.vllm_omni import without_counterpart
+
+        reasons += without_counterpart(experiment)
+    return reasons
 
 
 def cuda_devices() -> int:

@@ -193,10 +193,52 @@ class WorkloadConfig(Settings):
 
 
 class ProfileConfig(Settings):
+    """torch.profiler in the first repeat of each cell, in each worker of the stages named."""
+
     enabled: bool = False
-    stages: list[StageName] = ["talker"]
-    skip_steps: NonNegativeInt = 20
-    steps: PositiveInt = 30
+    stages: list[StageName] = Field(["talker"], min_length=1)
+    skip_steps: NonNegativeInt = Field(20, description="steps of a worker in the measured part before its window")
+    steps: PositiveInt = Field(30, description="steps of a worker in its window")
+    stacks: bool = Field(False, description="with the Python stack of each operator; slow, large")
+    memory: bool = Field(False, description="with every allocation")
+    max_mb: PositiveFloat = Field(256.0, description="a window ends when its process has recorded so much JSON")
+    max_s: PositiveFloat = Field(60.0, description="a window ends so long after its first step")
+
+
+class ServerConfig(Settings):
+    """Limits of `omni_lab.serve`, and what it shows to whom."""
+
+    model_name: str | None = Field(None, min_length=1, description="name in /v1/models; null: the checkpoint's")
+    modalities: list[Literal["text", "audio"]] = Field(
+        ["text", "audio"], min_length=1, description="of an answer whose request names none"
+    )
+    media_dir: str | None = Field(None, min_length=1, description="files that requests may name; null: none")
+    profile_dir: str = Field("results/profiles", min_length=1, description="where /stop_profile writes traces")
+    cors_origins: list[str] = Field([], description="web pages of other origins that may call the server")
+    max_concurrent: PositiveInt = Field(64, description="requests at work at the same time")
+    max_queue: NonNegativeInt = Field(64, description="requests that wait for their turn; further ones get 429")
+    queue_timeout_s: PositiveFloat = Field(10.0, description="longest wait for a turn, then 429")
+    deadline_s: PositiveFloat = Field(300.0, description="longest time of a request from its turn to its end")
+    slow_reader_s: PositiveFloat = Field(20.0, description="longest wait for a client to read or to send its body")
+    drain_s: PositiveFloat = Field(10.0, description="time that running requests have to end at a shutdown")
+    max_body_mb: PositiveInt = 16
+    max_prompt_tokens: PositiveInt | None = Field(None, description="null: stages.thinker.max_model_len alone")
+    max_audio_s: PositiveFloat = Field(300.0, description="recordings of a request times the longest of them")
+    max_image_mp: PositiveFloat = Field(16.0, description="million pixels of all pictures of a request")
+    max_video_mp: PositiveFloat = Field(256.0, description="million pixels of all frames of all clips of a request")
+
+
+class VllmOmniConfig(Settings):
+    """How vLLM-Omni's server is started as the target; what it serves follows from the rest of the experiment."""
+
+    executable: str = Field("vllm-omni", min_length=1, description="a path, or a name on PATH")
+    port: int = Field(8192, ge=1, le=65535)
+    startup_s: PositiveFloat = Field(900.0, description="longest wait until the server is healthy")
+    greedy_codes: bool = Field(False, description="residual codes greedy, as the talker's; on the CPU only")
+    deploy: dict[str, Any] = Field({}, description="laid over the deploy configuration that the experiment gives")
+    stage_overrides: dict[StageName, dict[str, Any]] = Field({}, description="for --stage-overrides, by stage")
+    arguments: list[str] = Field([], description="further arguments of `vllm-omni serve`")
+    environment: dict[str, str] = {}
 
 
 class ResultsConfig(Settings):
