@@ -21,7 +21,7 @@ from omni_lab.experiment import Experiment, ExperimentError
 from omni_lab.metrics.aggregate import Figures, cell_figures
 from omni_lab.metrics.definitions import DEFINITIONS
 from omni_lab.metrics.records import ChunkRow, RequestRow, StepRow
-from omni_lab.metrics.relative import compare
+from omni_lab.metrics.relative import compare, undisturbed
 from omni_lab.metrics.request import request_figures
 
 SCHEMA_VERSION = 1
@@ -78,7 +78,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / "run.json"
         if not file.is_file():
-            if any(path.name not in (*SCHEMAS, "requests.jsonl", "audio") for path in self.path.iterdir()):
+            if any(path.name not in (*SCHEMAS, "requests.jsonl", "audio", "traces") for path in self.path.iterdir()):
                 raise ExperimentError(f"--out {self.path}: expected the directory of a run, there is no run.json")
             (self.path / "requests.jsonl").unlink(missing_ok=True)
             return
@@ -106,8 +106,12 @@ class RunDirectory:
         requests: Iterable[dict[str, Any]],
         steps: Iterable[StepRow],
         chunks: Iterable[ChunkRow],
+        traces: dict[str, Any] | None = None,
     ) -> None:
-        """Writes one finished repeat of a cell: requests and rows first, then the run.json that counts them."""
+        """Writes one finished repeat of a cell: requests and rows first, then the run.json that counts them.
+
+        `traces` is what was captured meanwhile: that repeat does not count in the cell's figures if there are others.
+        """
         configuration, concurrency, repeat = key
         labels = dict(zip((name for name, _ in _KEY), key, strict=True))
         with (self.path / "requests.jsonl").open("a", encoding="utf-8") as file:
@@ -119,9 +123,11 @@ class RunDirectory:
             pa.parquet.write_table(self.tables[name], scratch)
             os.replace(scratch, self.path / name)
         runs = next((cell["runs"] for cell in self.record["cells"] if self._same_cell(cell, key)), [])
-        runs = [*runs, {"repeat": repeat, **figures}]
-        averaged = cell_figures([{name: value for name, value in run.items() if name != "repeat"} for run in runs])
-        cell = {"configuration": configuration, "concurrency": concurrency, "repeats": len(runs), **averaged}
+        runs = [*runs, {"repeat": repeat, **figures, **({"traces": traces} if traces else {})}]
+        counted = undisturbed(runs)
+        aside = ("repeat", "traces")
+        averaged = cell_figures([{name: value for name, value in run.items() if name not in aside} for run in counted])
+        cell = {"configuration": configuration, "concurrency": concurrency, "repeats": len(counted), **averaged}
         others = [other for other in self.record["cells"] if not self._same_cell(other, key)]
         cells = [*others, cell | {"runs": runs}]
         self.record["cells"] = sorted(cells, key=lambda c: self.order.index((c["configuration"], c["concurrency"])))
@@ -130,6 +136,10 @@ class RunDirectory:
 
     def write(self) -> None:
         _replace(self.path / "run.json", json.dumps(self.record, indent=1) + "\n")
+
+    def traces(self, label: str) -> Path:
+        """The directory for a cell's traces; TensorBoard shows each as a run."""
+        return self.path / "traces" if len(self.order) == 1 else self.path / "traces" / label
 
     def save_audio(self, row: RequestRow, sample_rate: int) -> str | None:
         """Writes the kept audio of a request as FLAC, 16 bits; its path relative to the run directory."""

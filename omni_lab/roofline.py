@@ -32,6 +32,7 @@ from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.workload.client import closed_loop
 from omni_lab.workload.dataset import Prompt, load_dataset
 from omni_lab.workload.requests import make_request
+from omni_lab.workload.target import PipelineTarget
 
 STAGES = {"thinker": "decode", "talker": "decode", "code2wav": "vocode"}
 """The stages, and the kind of step that is looked at: no prefill."""
@@ -147,7 +148,7 @@ async def measure(experiment: Experiment, flops: float) -> list[Floor]:
 async def _send(pipeline: Pipeline, experiment: Experiment, prompts: list[Prompt], label: str) -> list[RequestRow]:
     name = f"{label}-{len(prompts)}"
     requests = [make_request(experiment, prompt, index, name) for index, prompt in enumerate(prompts)]
-    rows = (await closed_loop(pipeline, requests, len(requests))).rows
+    rows = (await closed_loop(PipelineTarget(pipeline).send, requests, len(requests))).rows
     for row in rows:
         if row.error:
             raise PipelineError(f"request {row.id} failed: {row.error}")

@@ -30,6 +30,7 @@ from omni_lab.workload.plan import Unit, planned  # noqa: E402
 if TYPE_CHECKING:  # what computes is imported once the experiment is known to be right
     from omni_lab.results import RunDirectory
     from omni_lab.workload.dataset import Dataset
+    from omni_lab.workload.open_target import Open
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses."""
@@ -43,7 +44,14 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
-    options = _parser().parse_args(argv)
+    return execute(parser("omni_lab.run", __doc__).parse_args(argv))
+
+
+def execute(options: argparse.Namespace, open_target: Open | None = None) -> int:
+    """Runs the experiment that the options of `parser` name; the exit status.
+
+    `open_target` gives what all configurations are measured on; None: what each of them names.
+    """
     try:
         experiment, configurations = load_configurations(options.experiment, options.set)
         if options.resume and options.out is None:
@@ -51,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         datasets, units = _plan(configurations)
         if options.dry_run:
             print(_description(experiment, configurations, datasets, units))
+            if open_target is None:
+                print(*_servers(configurations), sep="\n")
             return DONE
         directory = _open(options, experiment, configurations)
     except ExperimentError as error:
@@ -63,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _execute(directory, configurations, datasets, units, options.quiet)
+        return _execute(directory, configurations, datasets, units, options.quiet, open_target)
     except KeyboardInterrupt:
         go_on = (
             f"{len(directory.finished)} of {len(units)} cells are finished; go on with --out {directory.path} --resume"
@@ -77,8 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="omni_lab.run", description=__doc__)
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """A command that runs an experiment, with the options of all such commands."""
+    parser = _Parser(prog=program, description=description)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.yaml")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="dotted key and YAML value, laid over the file"
@@ -113,6 +124,15 @@ def _description(
     return "\n".join(lines)
 
 
+def _servers(configurations: list[Experiment]) -> list[str]:
+    """How the servers would be started, one after the other."""
+    from omni_lab.peers import own_server, vllm_omni
+
+    described = {"server": own_server.described, "vllm-omni": vllm_omni.described}
+    servers = [one for one in configurations if one.target != "pipeline"]
+    return [f"\n# the server of {one.name}\n{described[one.target](one, Path('servers'))}" for one in servers]
+
+
 def _open(options: argparse.Namespace, experiment: Experiment, configurations: list[Experiment]) -> RunDirectory:
     from omni_lab.environment import describe_environment
     from omni_lab.results import RunDirectory
@@ -134,12 +154,14 @@ def _execute(
     datasets: dict[str, Dataset],
     units: list[Unit],
     quiet: bool,
+    open_target: Open | None,
 ) -> int:
     """Runs what the directory lacks, writes the report, prints the table; the exit status."""
     from omni_lab.core import PipelineError
     from omni_lab.metrics.table import cell_table, ratio_table
     from omni_lab.views.report import write_report
     from omni_lab.views.trust import not_in_effect
+    from omni_lab.workload import open_target as named
     from omni_lab.workload.cells import run_units
 
     for data in {data.path: data for data in datasets.values() if data.skipped}.values():
@@ -147,7 +169,7 @@ def _execute(
     lacking = [unit for unit in units if unit.key not in directory.finished]
     failure = None
     try:
-        asyncio.run(run_units(lacking, datasets, directory, _bars(quiet)))
+        asyncio.run(run_units(lacking, datasets, directory, _bars(quiet), open_target or named.open_target))
     except PipelineError as error:
         failure = " ".join(str(error).split())
     cells = directory.record["cells"]

@@ -1,41 +1,42 @@
-"""Runs the cells of an experiment: opens the pipelines, sends the requests, hands the figures to the run directory."""
+"""Runs the cells of an experiment: opens the targets, sends the requests, hands the figures to the run directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
-from omni_lab.assemble import open_pipeline
+from omni_lab.connectors.wire import Capturing
 from omni_lab.core import Request
 from omni_lab.experiment import Experiment
 from omni_lab.metrics.aggregate import add_counts, repeat_figures, stage_figures
 from omni_lab.metrics.records import RequestRow
 from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.results import RunDirectory, request_line
+from omni_lab.tracing.capture import Traces, capture
 from omni_lab.workload.arrivals import poisson_arrivals
 from omni_lab.workload.client import Sent, closed_loop, open_loop
 from omni_lab.workload.dataset import Dataset, Prompt
+from omni_lab.workload.open_target import Open, Progress, open_target
 from omni_lab.workload.plan import Unit
 from omni_lab.workload.requests import make_request
+from omni_lab.workload.target import PipelineTarget, Target
 
 SAMPLE_RATE = 24_000
 """Hz of all audio that the pipeline gives."""
 
 
-class Progress(Protocol):
-    """Shows that something goes on: a bar of `total` ticks with a title."""
-
-    def __call__(self, title: str, total: int) -> AbstractContextManager[Callable[[], object]]: ...
-
-
 async def run_units(
-    units: Sequence[Unit], datasets: dict[str, Dataset], directory: RunDirectory, progress: Progress
+    units: Sequence[Unit],
+    datasets: dict[str, Dataset],
+    directory: RunDirectory,
+    progress: Progress,
+    open_target: Open = open_target,
 ) -> None:
-    """Runs the units one after the other; the pipeline starts anew where the configuration changes.
+    """Runs the units one after the other; the target starts anew where the configuration changes.
 
     `datasets`: one for each configuration's name. Each unit is in the directory when the next one starts.
-    Raises PipelineError when a pipeline cannot start or breaks.
+    Raises PipelineError when a target cannot start or breaks.
     """
     opened: Experiment | None = None
     async with AsyncExitStack() as stack:
@@ -43,26 +44,12 @@ async def run_units(
             if unit.configuration is not opened:
                 await stack.aclose()
                 opened = unit.configuration
-                pipeline = await _start(opened, stack, progress)
-                directory.record["configurations"][opened.name]["effective"] = pipeline.effective
-            await _run_unit(pipeline, unit, datasets[opened.name], directory, progress)
+                target = await stack.enter_async_context(open_target(opened, progress, directory.path))
+                directory.record["configurations"][opened.name]["effective"] = target.effective
+            await _run_unit(target, unit, datasets[opened.name], directory, progress)
 
 
-async def _start(experiment: Experiment, stack: AsyncExitStack, progress: Progress) -> Pipeline:
-    stages = experiment.stages.values()
-    one_worker = all(stage.engine == "transformers" for stage in stages)
-    workers = 1 if one_worker else sum(stage.replicas for stage in stages)
-
-    def compiling(graphs: int) -> AbstractContextManager[Callable[[], object]]:
-        return progress(f"{experiment.name}: compiling captured steps, once", graphs)
-
-    with progress(f"{experiment.name}: loading", workers) as tick:
-        return await stack.enter_async_context(open_pipeline(experiment, lambda worker, facts: tick(), compiling))
-
-
-async def _run_unit(
-    pipeline: Pipeline, unit: Unit, dataset: Dataset, directory: RunDirectory, progress: Progress
-) -> None:
+async def _run_unit(target: Target, unit: Unit, dataset: Dataset, directory: RunDirectory, progress: Progress) -> None:
     experiment, workload = unit.configuration, unit.configuration.workload
     count = workload.prompts(unit.concurrency)
     warmup = (unit.concurrency or 1) if workload.warmup is None else workload.warmup
@@ -70,22 +57,50 @@ async def _run_unit(
     if warmup:
         requests = _requests(experiment, prompts[count:], f"{unit.label}-warmup")
         with progress(f"{unit.label}: warm-up", warmup) as tick:
-            await closed_loop(pipeline, requests, unit.concurrency or warmup, done=tick)
-    before = await pipeline.take_records()  # what belongs to the warm-up
+            await closed_loop(target.send, requests, unit.concurrency or warmup, done=tick)
+    before = await target.take_records()  # what belongs to the warm-up
     requests = _requests(experiment, prompts[:count], unit.label)
     keep_audio = experiment.results.save_audio if unit.repeat == 0 else 0
-    with progress(unit.label, count) as tick:
-        sent = await _send(pipeline, requests, unit, keep_audio, tick)
-    measured = await pipeline.take_records()
+    traces, rows = None, []
+    async with AsyncExitStack() as stack:
+        if experiment.profile.enabled and unit.repeat == 0 and isinstance(target, PipelineTarget):
+            traces = await stack.enter_async_context(_captured(target.pipeline, unit, directory, rows, progress))
+        with progress(unit.label, count) as tick:
+            sent = await _send(target, requests, unit, keep_audio, tick)
+        rows += sent.rows
+    measured = traces.measured if traces else await target.take_records()
     fixed_frames = workload.output.codec_frames is not None
     figures = repeat_figures(sent.rows, unit.concurrency, SAMPLE_RATE, sent.cpu_s, fixed_frames)
-    figures["stages"] = stage_figures(measured.steps, figures["duration"], pipeline.replicas)
+    figures["stages"] = stage_figures(measured.steps, figures["duration"], target.replicas)
     add_counts(figures["stages"], before.counters, measured.counters)
     figures["lost_steps"] = measured.lost_steps
     for row, request, prompt in zip(sent.rows, requests, prompts, strict=False):
-        row.labels = _labels(pipeline, experiment, row, request, prompt, directory.save_audio(row, SAMPLE_RATE))
+        row.labels = _labels(target, experiment, row, request, prompt, directory.save_audio(row, SAMPLE_RATE))
     lines = [request_line(row, SAMPLE_RATE, unit.concurrency) for row in sent.rows]
-    directory.add(unit.key, figures, lines, measured.steps, measured.chunks)
+    captured = traces.record(directory.path) if traces else None
+    directory.add(unit.key, figures, lines, measured.steps, measured.chunks, captured)
+
+
+@asynccontextmanager
+async def _captured(
+    pipeline: Pipeline, unit: Unit, directory: RunDirectory, rows: list[RequestRow], progress: Progress
+) -> AsyncIterator[Traces]:
+    """The capture of a unit, with a bar of the MB that are recorded. `rows` are its requests once they have ended."""
+    profile = unit.configuration.profile
+    stages = [stage for stage in profile.stages if stage in pipeline.replicas]
+    options = profile.model_dump(exclude={"enabled", "stages"})
+    shown = 0
+    with progress(f"{unit.label}: MB recorded", round(profile.max_mb)) as tick:
+
+        def heard(_: Capturing) -> None:
+            nonlocal shown
+            for _ in range(shown, round(pipeline.captures.recorded_bytes / 1e6)):
+                tick()
+                shown += 1
+
+        where = directory.traces(unit.label)
+        async with capture(pipeline, where, stages or None, **options, heard=heard, requests=rows) as traces:
+            yield traces
 
 
 def _requests(experiment: Experiment, prompts: Sequence[Prompt], label: str) -> list[Request]:
@@ -93,22 +108,19 @@ def _requests(experiment: Experiment, prompts: Sequence[Prompt], label: str) -> 
 
 
 async def _send(
-    pipeline: Pipeline, requests: list[Request], unit: Unit, keep_audio: int, tick: Callable[[], object]
+    target: Target, requests: list[Request], unit: Unit, keep_audio: int, tick: Callable[[], object]
 ) -> Sent:
     arrivals = unit.configuration.workload.arrivals
     if arrivals is None:
-        return await closed_loop(pipeline, requests, unit.concurrency or 1, keep_audio, tick)
+        return await closed_loop(target.send, requests, unit.concurrency or 1, keep_audio, tick)
     times = poisson_arrivals(len(requests), arrivals.rate, unit.configuration.workload.seed or 0)
-    return await open_loop(pipeline, requests, times, keep_audio, tick)
+    return await open_loop(target.send, requests, times, keep_audio, tick)
 
 
 def _labels(
-    pipeline: Pipeline, experiment: Experiment, row: RequestRow, request: Request, prompt: Prompt, audio: str | None
+    target: Target, experiment: Experiment, row: RequestRow, request: Request, prompt: Prompt, audio: str | None
 ) -> dict[str, Any]:
     labels = {"prompt": prompt.name, "target_text": prompt.text, "speaker": request.speaker, "audio_file": audio}
     if experiment.results.save_tokens and row.error is None:
-        ready = pipeline.front_end.prepare(request, pipeline.prompt_limit)
-        labels["prompt_token_ids"] = ready.tensors["input_ids"].tolist()
-        labels["text_token_ids"] = row.token_ids
-        labels["codes"] = [frame for chunk in row.codes for frame in chunk.tolist()]
+        labels |= target.tokens(request, row)
     return labels
