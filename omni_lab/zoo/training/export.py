@@ -1,0 +1,39 @@
+"""The three trained networks as one checkpoint in Qwen3-Omni's layout, in bfloat16."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from omni_lab.zoo.nano_config import GENERATION, PREPROCESSOR
+from omni_lab.zoo.training import network, tokenizer, trainer
+
+
+def export(folder: Path, target: Path) -> None:
+    """Write the averaged weights of FOLDER's networks to `target`, whole or not at all.
+
+    Raises FileNotFoundError while one of the networks has not been trained.
+    """
+    voice = network.build()
+    pieces = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    thinker = trainer.averaged(folder, "thinker")
+    parts = torch.nn.ModuleDict({"model": voice.thinker.model.language_model, "head": voice.thinker.lm_head})
+    parts.load_state_dict(thinker)
+    voice.talker.load_state_dict(trainer.averaged(folder, "talker"))
+    codec = trainer.averaged(folder, "codec")
+    prefix = "decoder."
+    voice.code2wav.load_state_dict({k.removeprefix(prefix): v for k, v in codec.items() if k.startswith(prefix)})
+    scratch = target.with_name(f".{target.name}-new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    voice.to(torch.bfloat16).save_pretrained(scratch)
+    tokenizer.save(pieces, scratch)
+    generation = GENERATION | {"talker_max_new_tokens": 400}
+    for name, content in (("generation_config.json", generation), ("preprocessor_config.json", PREPROCESSOR)):
+        (scratch / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    scratch.rename(target)

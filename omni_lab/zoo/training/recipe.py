@@ -1,0 +1,201 @@
+"""The whole training in rounds: every stage for a part of its time, then a checkpoint that can be listened to.
+
+A stage looks at what the work folder holds and goes on from there, so the recipe can be killed at any moment and
+started again:
+
+    features.npy codebooks.pt tokenizer/    made once
+    recordings/                             what the teacher read, with waveforms, for the codec
+    repertoire/ sentences/                  what it read for Thinker and Talker: texts, word times, codes
+    codec.pt thinker.pt talker.pt           states of training
+    losses.jsonl curves.html                curves
+    voice/ scores.jsonl sound/              the checkpoint, and how it read after each round
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from omni_lab.zoo.training import codes, corpus, evaluation, grammar, network, plots, speech, tokenizer, trainer
+from omni_lab.zoo.training.codec import CodecTask
+from omni_lab.zoo.training.codes import Codebooks
+from omni_lab.zoo.training.export import export
+from omni_lab.zoo.training.library import Library
+from omni_lab.zoo.training.talker import TalkerTask
+from omni_lab.zoo.training.teacher import Teacher
+from omni_lab.zoo.training.thinker import ThinkerTask
+
+STAGES = ("corpus", "codes", "codec", "tokenizer", "thinker", "talker", "export", "evaluate")
+SHARES = {"codec": 0.35, "thinker": 0.1, "talker": 0.55}
+"""Of the hours."""
+ROUNDS = (0.06, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Portions of the hours after which a checkpoint is written and heard."""
+
+WORTH_COMPILING = 600
+"""Seconds of training from which compiling the decoder's activations pays."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is read and heard."""
+
+    fitted: int
+    """Sentences that the codebooks are fitted on, beside the repertoire."""
+    recorded: int
+    """Sentences with waveforms, for the codec."""
+    sentences: int
+    """Sentences for Thinker and Talker in the last round; each round adds its part."""
+    heard: int
+    """Sentences of each set that are heard after a round."""
+    heard_at_end: int | None
+    """The same after the last round; None: all."""
+    repertoire: int | None = None
+    """Of the bundled sentences; None: all."""
+    longest: int = 400
+    """Frames after which a reading is cut off."""
+
+    @classmethod
+    def for_hours(cls, hours: float) -> Size:
+        """A few hours learn from fewer sentences; in a few minutes there is time to hear four of each set."""
+        scale = min(1.0, hours / 8)
+        long = hours >= 1
+        return cls(
+            fitted=1200,
+            recorded=max(200, round(2500 * scale)),
+            sentences=max(500, round(60000 * scale)),
+            heard=40 if long else 4,
+            heard_at_end=None if long else 4,
+        )
+
+
+class Recipe:
+    """One training in one work folder."""
+
+    def __init__(self, work: Path, hours: float, size: Size | None = None, say: Callable[[str], None] = print) -> None:
+        self.work, self.seconds, self.size, self.say = work, hours * 3600, size or Size.for_hours(hours), say
+        torch.manual_seed(0)
+        work.mkdir(parents=True, exist_ok=True)
+
+    def run(self, stages: tuple[str, ...] = STAGES, rounds: tuple[float, ...] | None = None) -> None:
+        """Every stage in every round that has not been heard yet. Less than an hour is one round.
+
+        With `rounds` given, those are run whatever has been done.
+        """
+        hours = self.seconds / 3600
+        heard = max((line["hours"] for line in plots.lines(self.work / "scores.jsonl")), default=0.0)
+        for portion in rounds or (ROUNDS if hours >= 1 else ROUNDS[-1:]):
+            if not rounds and heard >= portion * hours:
+                continue
+            self.say(f"round up to {portion:.0%} of {hours:g} hours")
+            for stage in stages:
+                getattr(self, stage)(portion)
+
+    def corpus(self, portion: float) -> None:
+        """The features that the codebooks are fitted on."""
+        file = self.work / "features.npy"
+        if file.exists():
+            return
+        texts = self.repertoire + corpus.training_sentences(self.size.fitted, seed=1)
+        self.say(f"corpus: the teacher reads {len(texts)} sentences")
+        scratch = file.with_suffix(".tmp.npy")
+        np.save(scratch, speech.features(self.teacher, texts).astype(np.float16))
+        os.replace(scratch, file)
+
+    def codes(self, portion: float) -> None:
+        """The codebooks; then recordings as codes, of more sentences in every round."""
+        file = self.work / "codebooks.pt"
+        if not file.exists():
+            features = np.load(self.work / "features.npy").astype(np.float32)
+            books = codes.fit(features)
+            errors = ", ".join(f"{error:.3f}" for error in books.error(features))
+            self.say(f"codes: rms error of log amplitudes with one to five books: {errors}")
+            books.save(file)
+        sentences = corpus.training_sentences(round(portion * self.size.sentences), seed=3)
+        for folder, texts, waves in (
+            ("repertoire", self.repertoire, True),
+            ("recordings", corpus.training_sentences(self.size.recorded, seed=2), True),
+            ("sentences", sentences, False),
+        ):
+            speech.record(self.work / folder, texts, lambda: self.teacher, self.codebooks, waves, self.say)
+
+    def codec(self, portion: float) -> None:
+        """Code2Wav."""
+        folders = [self.work / "repertoire", self.work / "recordings"]
+        long_enough = SHARES["codec"] * self.seconds > WORTH_COMPILING
+        self._train(CodecTask(network.build(), folders, self.codebooks, long_enough), portion)
+
+    def tokenizer(self, portion: float) -> None:
+        """The pieces of text."""
+        folder, scratch = self.work / "tokenizer", self.work / ".tokenizer"
+        if folder.exists():
+            return
+        texts = self.repertoire * 3 + corpus.training_sentences(min(6000, self.size.sentences), seed=3)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        tokenizer.save(tokenizer.train(texts), scratch)
+        scratch.rename(folder)
+
+    def thinker(self, portion: float) -> None:
+        """Text in, timed text out."""
+        self._train(ThinkerTask(network.build(), self.library, self.embeddings), portion)
+
+    def talker(self, portion: float) -> None:
+        """Timed text in, codes out."""
+        self._train(TalkerTask(network.build(), self.library, self.embeddings, self.codebooks), portion)
+
+    def export(self, portion: float) -> None:
+        """The checkpoint of this round."""
+        export(self.work, self.work / "voice")
+
+    def evaluate(self, portion: float) -> None:
+        """Read sentences of the repertoire, of the grammar's held-out part, and of open English."""
+        count = self.size.heard if portion < 1 else self.size.heard_at_end
+        sets = {
+            "repertoire": self.repertoire[:: max(1, len(self.repertoire) // count)] if count else self.repertoire,
+            "held_out": grammar.held_out(count or 120),
+            "open": corpus.open_english()[:count],
+        }
+        scores = evaluation.evaluate(self.work / "voice", sets, self.size.longest, self.work / "sound", self.say)
+        used = {line["stage"]: line["seconds"] for line in plots.lines(self.work / "losses.jsonl")}
+        line = {"hours": round(sum(used.values()) / 3600, 3)} | {name: asdict(score) for name, score in scores.items()}
+        with (self.work / "scores.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+        plots.curves(self.work)
+
+    def _train(self, task: trainer.Task, portion: float) -> None:
+        budget = SHARES[task.name] * self.seconds
+        trainer.train(task, self.work, budget, portion, self.say)
+        plots.curves(self.work)
+
+    @property
+    def repertoire(self) -> list[str]:
+        return corpus.repertoire()[: self.size.repertoire]
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        return Teacher()
+
+    @property
+    def codebooks(self) -> Codebooks:
+        return Codebooks.load(self.work / "codebooks.pt")
+
+    @property
+    def library(self) -> Library:
+        return Library(self.work, self._pieces)
+
+    @property
+    def embeddings(self) -> torch.Tensor:
+        return tokenizer.embeddings(self._pieces)
+
+    @property
+    def _pieces(self) -> Tokenizer:
+        return Tokenizer.from_file(str(self.work / "tokenizer" / "tokenizer.json"))

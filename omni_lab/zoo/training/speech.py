@@ -1,0 +1,100 @@
+"""What the teacher has read, as files: texts, word times and codes; for the decoder's training waveforms too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from omni_lab.zoo.training.codes import Codebooks, noise_pattern
+from omni_lab.zoo.training.teacher import Teacher
+
+SHARD = 500
+"""Sentences a file: what a killed run loses at most."""
+
+
+@dataclass(frozen=True)
+class Utterance:
+    text: str
+    words: np.ndarray
+    """Frame in which each word begins, [words]."""
+    codes: np.ndarray
+    """Informative codes, [T, INFORMATIVE] uint8."""
+
+
+def features(teacher: Teacher, texts: Iterable[str]) -> np.ndarray:
+    """All frames' features, [N, F]."""
+    return np.concatenate([teacher.read(text).features for text in texts])
+
+
+def record(
+    folder: Path,
+    texts: list[str],
+    teacher: Callable[[], Teacher],
+    codebooks: Codebooks,
+    waves: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Read the texts into files of `SHARD` sentences each; those already there are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(texts), SHARD):
+        file = folder / f"{start // SHARD:04}.npz"
+        chosen = texts[start : start + SHARD]
+        if file.exists() and _count(file) >= len(chosen):
+            continue
+        arrays = _record(chosen, teacher(), codebooks, waves)
+        scratch = file.with_suffix(".tmp")
+        with scratch.open("wb") as handle:
+            np.savez(handle, **arrays)
+        os.replace(scratch, file)
+        say(f"{folder.name}: {start + len(chosen)} of {len(texts)} sentences read")
+
+
+def _count(file: Path) -> int:
+    with np.load(file) as shard:
+        return len(shard["texts"])
+
+
+def _record(texts: list[str], teacher: Teacher, codebooks: Codebooks, waves: bool) -> dict[str, np.ndarray]:
+    codes, words, sound = [], [], []
+    for text in texts:
+        reading = teacher.read(text)
+        codes.append(codebooks.encode(reading.features, reading.pitch))
+        words.append(reading.words.astype(np.float32))
+        if waves:
+            sound.append((teacher.wave(reading, noise_pattern(codes[-1])) * 32767).astype(np.int16))
+    arrays = {
+        "texts": np.array(texts),
+        "frames": np.array([len(part) for part in codes]),
+        "word_counts": np.array([len(part) for part in words]),
+        "codes": np.concatenate(codes),
+        "words": np.concatenate(words),
+    }
+    return arrays | ({"waves": np.concatenate(sound)} if waves else {})
+
+
+def utterances(folder: Path, files: int | None = None) -> Iterator[Utterance]:
+    """All utterances of a folder, or of its first files."""
+    for file in sorted(folder.glob("*.npz"))[:files]:
+        with np.load(file) as shard:
+            codes = np.split(shard["codes"], shard["frames"].cumsum()[:-1])
+            words = np.split(shard["words"], shard["word_counts"].cumsum()[:-1])
+            yield from map(Utterance, shard["texts"].tolist(), words, codes)
+
+
+def waveforms(folders: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Everything that folders hold with waveforms, end to end.
+
+    Returns (codes [N, INFORMATIVE], samples [N * FRAME] int16, first frame of each utterance).
+    """
+    codes, waves, frames = [], [], []
+    for file in sorted(file for folder in folders for file in folder.glob("*.npz")):
+        with np.load(file) as shard:
+            codes.append(shard["codes"])
+            waves.append(shard["waves"])
+            frames.append(shard["frames"])
+    starts = np.concatenate([[0], np.concatenate(frames).cumsum()[:-1]])
+    return np.concatenate(codes), np.concatenate(waves), starts
