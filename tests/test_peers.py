@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sys
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -145,14 +146,18 @@ def test_published_ids(tmp_path: Path) -> None:
 
 
 SERVER = """
-import http.server, subprocess, sys, time
+import http.server, multiprocessing.shared_memory, subprocess, sys, time
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         ok = self.path == "/health" and time.monotonic() > READY
         self.send_response(200 if ok else 503); self.end_headers()
 READY = time.monotonic() + 1
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-print("child", child.pid, flush=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+shared = multiprocessing.shared_memory.SharedMemory(create=True, size=64)
+child = subprocess.Popen(sleep, start_new_session=True)
+start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=sys.stderr).pid)"
+orphan = subprocess.run([sys.executable, "-c", start, *sleep], stdout=subprocess.PIPE, text=True)
+print("pids", child.pid, orphan.stdout.strip(), shared.name, flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
 
@@ -171,13 +176,17 @@ def process(tmp_path: Path, code: str, startup_s: float = 60.0) -> ServerProcess
 def test_a_server_is_waited_for_and_goes_with_all_its_children(tmp_path: Path) -> None:
     server = process(tmp_path, SERVER)
 
-    async def once() -> tuple[bool, int]:
+    async def once() -> tuple[list[int], str]:
         async with server.running():
-            child = int(server.log.read_text().split()[1])
-            return psutil.pid_exists(child), child
+            _, child, orphan, shared = server.log.read_text().split()[:4]
+            pids = [int(child), int(orphan)]
+            assert all(map(psutil.pid_exists, pids))
+            return pids, shared
 
-    there, child = asyncio.run(once())
-    assert there and not psutil.pid_exists(child)
+    pids, shared = asyncio.run(once())
+    assert not any(map(psutil.pid_exists, pids))
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(shared)
 
 
 @pytest.mark.parametrize(

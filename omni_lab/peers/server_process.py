@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from omni_lab.core import PipelineError
 POLL_S = 0.5
 STOP_S = 30.0
 """Time that a server has to end by itself; then it is killed."""
+
+LEFT_S = 5.0
+"""Time that its children have after it, then after SIGTERM, then after SIGKILL."""
 
 TAIL = 1500
 """Characters of the log that an error shows."""
@@ -83,8 +86,11 @@ async def _answers(url: str) -> bool:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """Asks the server to end, then kills what is left of it: engines that have sessions of their own too."""
-    family = _family(process.pid)
+    """Asks the server to end, then ends what is left: children with sessions of their own, and late ones of its own.
+
+    Python's resource trackers, which remove the shared memory of killed processes, ignore SIGTERM and so get the time.
+    """
+    family = _children(process.pid)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:
@@ -92,14 +98,26 @@ def _stop(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _, left = psutil.wait_procs(family, timeout=5)
-    for child in left:
-        child.kill()
-    psutil.wait_procs(left, timeout=5)
+    _, left = psutil.wait_procs({*family, *_session(process.pid)}, LEFT_S)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for child in left:
+            with suppress(psutil.NoSuchProcess):
+                end(child)
+        _, left = psutil.wait_procs(left, LEFT_S)
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _children(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """The processes of a session, whose leader may have ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return found
