@@ -74,7 +74,7 @@ peers: $(PEERS_STAMP) $(PEERS_CHECKPOINT)/VERSION
 
 peers-test: export OMP_NUM_THREADS = 1
 peers-test: export OMNI_LAB_PEERS = $(PEERS_VENV)
-peers-test: $(STAMP) peers
+peers-test: $(TESTS) peers
 	$(RUN) -m pytest -q tests/peers
 
 clean:
