@@ -107,6 +107,7 @@ class Soak:
         self.trouble = trouble
         self.report = Report()
         self.draws = random.Random(trouble.seed)
+        self.named = named_memory(os.getpid())
         self.done = 0
 
     async def run(self) -> Report:
@@ -135,7 +136,9 @@ class Soak:
                 report.wrong.append(f"{worker} still holds {counts}")
         if self.pipeline.requests or any(self.pipeline.load.values()):
             report.wrong.append(f"the pipeline still holds {list(self.pipeline.requests)}")
-        report.wrong += [f"{name} has {names}" for name, pid in self._processes() if (names := named_memory(pid))]
+        for name, pid in self._processes():
+            if more := named_memory(pid) - self.named:  # this process may have had its own before
+                report.wrong.append(f"{name} has {more}")
         self._look(end=True)
         return report
 
@@ -222,9 +225,9 @@ def left_behind() -> tuple[int, int]:
     return process.num_fds(), len(process.children())
 
 
-def named_memory(pid: int) -> list[str]:
+def named_memory(pid: int) -> set[str]:
     """Shared memory of a process that has a name and so could outlive it. (Other programs have their own meanwhile.)"""
-    return [each.path for each in psutil.Process(pid).memory_maps() if each.path.startswith("/dev/shm/")]
+    return {each.path for each in psutil.Process(pid).memory_maps() if each.path.startswith("/dev/shm/")}
 
 
 def main() -> None:

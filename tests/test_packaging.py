@@ -28,7 +28,7 @@ PINS = [
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 ]
-NAMES = {"PIL": "pillow", "pydantic_core": "pydantic", "yaml": "pyyaml"}
+NAMES = {"PIL": "pillow", "hibari": "hibari-tts", "pydantic_core": "pydantic", "yaml": "pyyaml"}
 """Requirements by the module that they bring, where the two names differ."""
 
 

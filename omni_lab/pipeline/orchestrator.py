@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from omni_lab.connectors.shared_memory import ChannelFull, MessageTooLarge
+from omni_lab.connectors.shared_memory import MessageTooLarge
 from omni_lab.connectors.wire import (
     Abort,
     Admit,
@@ -191,8 +191,6 @@ class Pipeline:
                 yield event
         except MessageTooLarge as error:
             raise RequestError(f"{error}; send less media", "messages") from None
-        except ChannelFull as error:
-            raise Unavailable(f"stage {stages[0]}, replica {routes[stages[0]]}: {error}") from None
         finally:
             self._release(flight)
 

@@ -89,24 +89,20 @@ class ProcessExecutor:
     def send(self, stage: str, replica: int, message: Message) -> None:
         """Send a message to a worker without ever waiting; it is dropped if the worker is not there.
 
-        A full channel keeps short messages for later. Raises ChannelFull for a payload that finds no place.
+        What finds no place in a full channel is kept here, in order. Raises MessageTooLarge.
         """
         end = End(stage, replica)
         if end not in self.ready:
             return
-        backlog = self.backlogs[end]
-        try:
-            if backlog:
-                raise ChannelFull
-            self.senders[end].send(message)
-        except MessageTooLarge:
-            raise
-        except ChannelFull:
-            if isinstance(message, Payload):
-                raise ChannelFull("it takes in nothing") from None
-            if not backlog:
+        if not self.backlogs[end]:
+            try:
+                self.senders[end].send(message)
+                return
+            except MessageTooLarge:
+                raise
+            except ChannelFull:
                 self.loop.call_later(RETRY_S, self._flush, end)
-            backlog.append(message)
+        self.backlogs[end].append(message)
 
     async def close(self) -> None:
         """End all workers: asked first, killed after GRACE_S. Returns when no process is left."""
@@ -137,6 +133,8 @@ class ProcessExecutor:
         while True:
             cause = await self._live(end)
             lost = sum(self._discard(pair) for pair in self.pairs if pair[1] == end)
+            lost += sum(isinstance(message, Payload) for message in self.backlogs[end])
+            self.backlogs[end].clear()
             if not self.opened.done() or self.opened.exception():
                 self._break(f"worker {end}: {cause}")
                 return
@@ -161,7 +159,6 @@ class ProcessExecutor:
         code = await process.wait()
         self._drain(end)
         self.ready.discard(end)
-        self.backlogs[end].clear()
         how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
         return self.causes.pop(end, f"its process ended unexpectedly ({how})")
 
@@ -198,6 +195,10 @@ class ProcessExecutor:
             while backlog:
                 self.senders[end].send(backlog[0])
                 backlog.popleft()
+        except MessageTooLarge as error:
+            refused = backlog.popleft()
+            self.deliver(Payload(refused.request_id, end.stage, CLIENT, final=True, error=str(error)))
+            self.loop.call_soon(self._flush, end)
         except ChannelFull:
             self.loop.call_later(RETRY_S, self._flush, end)
 
