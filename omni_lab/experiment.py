@@ -9,7 +9,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -142,6 +142,18 @@ def load_configurations(path: Path | str, overrides: Iterable[str] = ()) -> tupl
         if names.count(name) > 1:
             raise ExperimentError(f"{source}: sweep.rungs: expected experiments of different names, got {name!r} twice")
     return experiment, rungs
+
+
+def twins(rungs: Sequence[Experiment]) -> Iterator[str]:
+    """One sentence for each experiment that differs from an earlier one in its name alone."""
+    contents = [rung.model_dump(exclude={"name"}) for rung in rungs]
+    for index, content in enumerate(contents):
+        if content in contents[:index]:
+            other = rungs[contents.index(content)].name
+            yield (
+                f"{rungs[index].name} is the same experiment as {other}: what the sweeping file states is laid over "
+                "every rung"
+            )
 
 
 def _common(layers: Iterable[Layer]) -> list[Layer]:

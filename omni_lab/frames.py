@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class Run:
     each figure that was compared with the first configuration's, named as in `cells`, or as in `stages` with its
     stage. `requests`, `steps` and `chunks`: a row each. Units stand in the column names; a figure that was not
     measured is NaN. Absolute times (`*_ns`) are of one monotonic clock, all others count from the request's send
-    time. `record` is run.json as it is, with experiment, environment and definitions.
+    time. `configuration` is a categorical whose order is that of the run, and rows are in that order, though repeats
+    were run in turn. `record` is run.json as it is, with experiment, environment and definitions.
     """
 
     path: Path
@@ -77,7 +79,19 @@ def load(run_dir: str | Path) -> Run:
     for frame in (stages, steps):
         frame["stage"] = pd.Categorical(frame["stage"], categories=list(names), ordered=True)
     stages = stages.sort_values(["cell", "stage"], ignore_index=True).drop(columns="cell")
-    return Run(path, record, cells, stages, _ratios(record), requests, steps, chunks)
+    tables = (cells, stages, _ratios(record), requests, steps, chunks)
+    return Run(path, record, *_in_order(tables, [*(record.get("configurations") or {}), *cells["configuration"]]))
+
+
+def _in_order(tables: Sequence[pd.DataFrame], configurations: Iterable[str]) -> Iterator[pd.DataFrame]:
+    """The tables with `configuration` in this order; rows of one configuration stay as they are."""
+    found = [name for table in tables if "configuration" in table for name in table["configuration"].unique()]
+    order = pd.CategoricalDtype(list(dict.fromkeys([*configurations, *found])), ordered=True)
+    for table in tables:
+        if "configuration" in table:
+            table = table.astype({"configuration": order})
+            table = table.sort_values("configuration", kind="stable", ignore_index=True)
+        yield table
 
 
 def _cells(record: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -77,7 +77,8 @@ def as_text(analysis: Analysis) -> str:
     workers = analysis.workers
     lines = [f"{row.worker}: {row.status}, {row.reason or row.found}" for row in workers.itertuples()]
     lines += [f"{row.worker}: {row.found}" for row in workers.itertuples() if row.reason and row.found]
-    figures = ["worker", "steps", *FIGURES[:2], "gap_us_mean", *FIGURES[2:4], "gap_share", "idle_share"]
+    figures = ["worker", "steps", *FIGURES[:2], "work_us_median", "gap_us_mean", *FIGURES[2:4]]
+    figures += ["gap_share", "idle_share"]
     parts = ["\n".join(lines), _table(workers[figures])]
     batches = analysis.by_batch()
     if (batches["batch"] >= 0).any():

@@ -24,7 +24,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports, before there is anythin
 import yaml  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from omni_lab.experiment import Experiment, ExperimentError, load_configurations  # noqa: E402
+from omni_lab.experiment import Experiment, ExperimentError, load_configurations, twins  # noqa: E402
 from omni_lab.workload.plan import Unit, planned  # noqa: E402
 
 if TYPE_CHECKING:  # what computes is imported once the experiment is known to be right
@@ -57,6 +57,8 @@ def execute(options: argparse.Namespace, open_target: Open | None = None) -> int
         if options.resume and options.out is None:
             raise ExperimentError("--resume: expected --out DIR beside it, the directory of the run to go on with")
         datasets, units = _plan(configurations)
+        for line in twins(configurations):
+            print(line, file=sys.stderr)
         if options.dry_run:
             print(_description(experiment, configurations, datasets, units))
             if open_target is None:

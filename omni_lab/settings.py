@@ -260,7 +260,10 @@ Rung = Annotated[str | dict[str, Any], BeforeValidator(_file_or_map)]
 
 
 class SweepConfig(Settings):
-    """What to run side by side. A rung is an experiment file, or a map of keys that are laid over one."""
+    """What to run side by side. A rung is an experiment file, or a map of keys that are laid over one.
+
+    What the sweeping file itself states is laid over every rung.
+    """
 
     rungs: list[Rung] = Field(
         min_length=1, description="files relative to the one that names them, or maps with a name"

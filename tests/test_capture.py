@@ -14,6 +14,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from omni_lab.metrics.records import StepRow
 from omni_lab.metrics.relative import undisturbed
 from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.run import main
+from omni_lab.tracing.activity import NOTHING
 from omni_lab.tracing.capture import Traces, capture
+from omni_lab.tracing.gaps import analyse
+from omni_lab.tracing.merge import merge_traces
 from omni_lab.tracing.profiler import CaptureError, LocalProfiler, Options, Recorder, read_piece
 from tests.pipelines import ask_all, experiment
 
@@ -171,7 +175,7 @@ def test_ranges_nest(session: Session) -> None:
 def overlapping(events: Events) -> list[tuple[str, str]]:
     found, around = [], []
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-        while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
+        while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"] + 0.01:
             around.pop()
         if around and event["ts"] + event["dur"] > around[-1]["ts"] + around[-1]["dur"] + 0.01:
             found.append((around[-1]["name"], event["name"]))
@@ -242,6 +246,31 @@ def test_steps_outside_of_the_windows_are_drawn_from_the_step_clock(session: Ses
     }
     rows: list[StepRow] = session.speech.measured.steps
     assert drawn == {(f"{row.stage}_r0", row.step) for row in rows if row.end_ns > start_ns and row.start_ns < end_ns}
+
+
+def test_gaps_from_the_step_clock_are_drawn_as_phases(session: Session, tmp_path: Path) -> None:
+    """Two workers without a trace: their phases, in and between their steps, touch and nothing is left out."""
+    (path,) = [worker.path for worker in session.speech.workers if worker.stage == "code2wav"]
+    rows = session.speech.measured.steps
+    merge_traces(tmp_path / "merged.json.gz", [path], rows, session.speech.measured.chunks)
+    events, head = read(tmp_path / "merged.json.gz")
+    start_ns, end_ns = head["omni_lab"]["window_ns"]
+    names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    drawn = ranges(events, "step_clock")
+    for worker in ("thinker_r0", "talker_r0"):
+        own = [event for event in drawn if event["pid"] == names[worker]]
+        steps = [row for row in rows if f"{row.stage}_r0" == worker and start_ns < row.end_ns and row.start_ns < end_ns]
+        phases = sorted((e for e in own if not e["name"].startswith("step ")), key=lambda event: event["ts"])
+        assert len(steps) > 1 and not overlapping(own)
+        assert {"payload", "schedule", "prepare", "forward"} <= {event["name"] for event in phases}
+        for before, after in pairwise(phases):
+            assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
+        assert all(event["ts"] >= min(start_ns, steps[0].start_ns) / 1e3 for event in phases)
+    analysis = analyse(tmp_path / "merged.json.gz")
+    workers = analysis.workers.set_index("worker")
+    causes = analysis.causes.set_index(["worker", "cause"]).share
+    assert workers.status["talker_r0"] == "ok" and workers.work_us_median["talker_r0"] > 0
+    assert causes["talker_r0"].get(NOTHING, 0.0) < 0.01 < causes["talker_r0"]["payload"]
 
 
 def test_the_bound_on_size_ends_a_window(session: Session) -> None:

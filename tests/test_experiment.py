@@ -16,6 +16,7 @@ from omni_lab.experiment import (
     json_schema,
     load_configurations,
     load_experiment,
+    twins,
     unavailable,
 )
 from omni_lab.results import changed_keys
@@ -331,6 +332,15 @@ def test_paths_are_relative_to_the_file_that_states_them(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path / "sub")
     assert load_experiment("x.yaml").workload.dataset == str(tmp_path / "data")
     assert load_experiment("x.yaml", ["workload.dataset=../data/meta.lst"]).workload.dataset.endswith("data/meta.lst")
+
+
+def test_rungs_that_differ_in_their_names_alone_are_named() -> None:
+    """The sweeping file turns async output on in all of them."""
+    rungs = ", ".join(str(ROOT / "experiments" / f"{name}.yaml") for name in ("batch", "async_chunk", "async_output"))
+    found = load_configurations(ROOT / "experiments" / "async_output.yaml", [f"sweep={{rungs: [{rungs}]}}"])[1]
+    (line,) = twins(found)
+    assert line.startswith("async_output is the same experiment as async_chunk: ")
+    assert not list(twins(load_configurations(ROOT / "experiments" / "ladder.yaml")[1]))
 
 
 def test_ladder_adds_one_layer_a_rung() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from omni_lab.tracing.activity import NOTHING
 from omni_lab.tracing.gaps import Analysis, analyse
 from tests.synthetic_traces import ORIGIN, PID, THREAD, Program, decoder, write
 
@@ -73,14 +74,46 @@ def test_waits_of_our_own_workers_are_told_from_work(tmp_path: Path) -> None:
         program.range(f"ProfilerStep#{index}", 1000 * index - 600, 1000 * index + 410, "user_annotation")
         for at, name in ((420, "payload"), (500, "input"), (550, "slot")):
             program.range(name, 1000 * index - 1000 + at, 1000 * index - 1000 + at + 40, "user_annotation")
-    causes = check(program, tmp_path / "a.json").causes.set_index("cause")
-    assert causes.kind.to_dict() == {
-        "ProfilerStep#": "range",
-        "input": "wait",
-        "payload": "range",
-        "slot": "wait",
-    } | {"(nothing recorded)": "nothing"}
+    analysis = check(program, tmp_path / "a.json")
+    causes = analysis.causes.set_index("cause")
+    assert causes.kind.to_dict() == {"input": "wait", "payload": "range", "slot": "wait", NOTHING: "nothing"}
     assert causes.ms[["input", "slot", "payload"]].tolist() == pytest.approx([0.36] * 3)
+    assert only(analysis).work_us_median == pytest.approx(600 - 80) and set(analysis.gaps.work_us) == {520.0}
+
+
+def test_one_function_of_many_objects_is_one_cause(tmp_path: Path) -> None:
+    program = Program()
+    for index in range(5):
+        program.step(1000 * index, 1000 * index + 400)
+        name = f"<built-in method tolist of Tensor object at 0x7f{index}b2c>"
+        program.range(name, 1000 * index + 450, 1000 * index + 550, "python_function")
+    causes = check(program, tmp_path / "a.json").causes.set_index("cause")
+    assert causes.ms.to_dict() == pytest.approx({"<built-in method tolist of Tensor object>": 0.4, NOTHING: 2.0})
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_pauses_of_our_own_profiler_are_no_time_of_the_worker(device: bool, tmp_path: Path) -> None:
+    """700 µs in the gap before each third step; on the device the step's work ends 100 µs into the first of them."""
+    program, at = Program(name="talker_r0"), 0
+    for index in range(12):
+        program.step(at, at + 400)
+        end = at + 400
+        if device:
+            end = at + (500 if index == 2 else 400)
+            program.launch(at + 5, at, end)
+        if index % 3 == 2:
+            program.range("profiler", at + 400, at + 1100, "wait")
+            at += 700
+        at += 600
+    analysis = analyse(program.write(tmp_path / "a.json"))
+    worker = only(analysis)
+    assert worker.status == "ok", worker.reason
+    assert analysis.gaps.gap_us.tolist() == pytest.approx([200] * 11)
+    busy = 12 * 400 + (100 if device else 0)
+    assert worker.window_ms * 1000 == pytest.approx(busy + 11 * 200)
+    assert worker.idle_share == pytest.approx(11 * 200 / (busy + 11 * 200)) == worker.gap_share
+    assert f"{2.0 if device else 2.1:.3g} ms left out" in worker.found
+    assert analysis.causes.cause.tolist() == [NOTHING]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -269,14 +302,62 @@ def test_a_trace_without_devices_has_gaps_of_its_host_ranges(tmp_path: Path) -> 
     program, unmarked = Program(), Program()
     for index in range(30):
         at = 500 * index + 7 * (index % 5)
-        for one, name in ((program, "ProfilerStep#{number}"), (unmarked, None)):
+        for one, name in ((program, "step[DECODE bs={batch}]"), (unmarked, None)):
             one.step(at, at + 400, name)
             one.range("aten::embedding", at, at + 100)
             one.range("aten::softmax", at + 110, at + 200)
             one.range("aten::argmax", at + 250, at + 400)
     worker = only(check(program, tmp_path / "a.json"))
-    assert "torch.profiler" in worker.found and "no device activity" in worker.found
-    assert "the host's outermost ranges" in only(check(unmarked, tmp_path / "b.json")).found
+    assert "SGLang" in worker.found and "no device activity" in worker.found
+    found = only(check(unmarked, tmp_path / "b.json")).found
+    assert "the host's outermost ranges: 'aten::embedding' begins each of 30 repetitions of " in found
+    assert "'aten::embedding', 'aten::softmax', 'aten::argmax'; " in found and "--stage-regex" in found
+
+
+@pytest.mark.parametrize("called", [0, 105, 450], ids=["before", "amid", "after"])
+def test_profiler_steps_of_a_host_have_the_gaps_of_the_ranges_inside(called: int, tmp_path: Path) -> None:
+    """Wherever in the turn the loop calls `step()`: ProfilerStep lasts until the next, and 300 of 500 µs are slept."""
+    program = Program()
+    for index in range(30):
+        at = 500 * index
+        program.step(at, at + 200, None)
+        program.range("aten::embedding", at, at + 100)
+        program.range("aten::argmax", at + 110, at + 200)
+        program.range(f"ProfilerStep#{index + 3}", at + called - 500, at + called, "user_annotation")
+    program.range("ProfilerStep#33", 29 * 500 + called, 30 * 500 + called, "user_annotation")
+    path = program.write(tmp_path / "a.json")
+    analysis = analyse(path)
+    worker = only(analysis)
+    assert worker.status == "ok" and "(torch.profiler), one turn each; inferred from" in worker.found, worker.reason
+    assert set(analysis.gaps.gap_us) == {300.0} and worker.idle_share == pytest.approx(0.6, abs=0.02)
+    assert analysis.causes.cause.tolist() == [NOTHING]
+    refused(path, "use --stage-regex", stage_regex="ProfilerStep#7$")
+
+
+def test_profiler_steps_of_a_host_that_show_no_gap_are_incomplete(tmp_path: Path) -> None:
+    bare, several = Program(), Program()
+    for index in range(30):
+        for program in (bare, several):
+            program.range(f"ProfilerStep#{index}", 500 * index, 500 * (index + 1), "user_annotation")
+        for at in (10, 250):  # two turns a step, or half a turn each: which pause is the gap?
+            several.range("aten::embedding", 500 * index + at, 500 * index + at + 100)
+            several.range("aten::argmax", 500 * index + at + 110, 500 * index + at + 150)
+    for program in (bare, several):
+        refused(program.write(tmp_path / "a.json"), "without device activity it shows no gap: use --stage-regex")
+
+
+def test_numbered_ranges_of_a_host_are_alike(tmp_path: Path) -> None:
+    program, layers = Program(), Program()
+    for index in range(30):
+        at = 700 * index + 3 * (index % 7)
+        program.step(at, at + 400, None)
+        program.range(f"decode {index} of 4", at, at + 400, "user_annotation")
+        program.range("aten::linear", at + 10, at + 200)
+        for layer in range(6):
+            layers.range(f"layer {layer}", 700 * index + 100 * layer, 700 * index + 100 * layer + 95)
+    found = only(check(program, tmp_path / "a.json")).found
+    assert "'decode # of #' begins each of 30 repetitions of 'decode # of #'; " in found and "--stage-regex" in found
+    refused(layers.write(tmp_path / "b.json"), "steps are ambiguous")
 
 
 @pytest.mark.parametrize(
@@ -335,6 +416,21 @@ def test_each_process_of_a_merged_trace_is_a_worker(rows: tuple[int, int], tmp_p
     workers = analysis.workers.set_index("worker")
     assert workers.steps.to_dict() == {"talker_r0": 30, "code2wav_r0": 20}
     assert (workers.status == "ok").all() and workers.gap_us_median.tolist() == pytest.approx([300, 300])
+
+
+def test_workers_of_one_name_are_all_told_apart_by_their_files(tmp_path: Path) -> None:
+    paths = []
+    for folder in ("run1/a-c1-r0", "run1/a-c2-r0", "run2/a-c1-r0"):
+        (tmp_path / folder).mkdir(parents=True)
+        paths.append(Program.write(decoder(5), tmp_path / folder / "talker_r0.pt.trace.json"))
+    decoder(5).write(tmp_path / "other.json")
+    names = analyse([*paths[:2], paths[0], tmp_path / "other.json"]).workers.worker.tolist()
+    file = "talker_r0.pt.trace.json"
+    assert sorted(names) == ["other", f"talker_r0 (run1/a-c1-r0/{file})", f"talker_r0 (run1/a-c2-r0/{file})"]
+    assert analyse(tmp_path / "run1").workers.worker[0] == f"talker_r0 (a-c1-r0/{file})"
+    analysis = analyse(paths)
+    assert set(analysis.workers.worker) == {f"talker_r0 ({path.relative_to(tmp_path)})" for path in paths}
+    assert set(analysis.gaps.worker) == set(analysis.causes.worker) == set(analysis.workers.worker)
 
 
 def test_a_directory_is_all_its_traces_but_the_merged_one(tmp_path: Path) -> None:

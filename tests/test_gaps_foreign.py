@@ -65,16 +65,27 @@ def test_a_loop_without_marks(loop: Callable, stacks: bool, network: nn.Module, 
         assert analysis.causes.cause[0] == "<built-in function sleep>" and analysis.causes.share[0] > 0.5
 
 
-def test_a_loop_with_profiler_steps(network: nn.Module, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pause_s", [0.0, PAUSE_S])
+def test_a_loop_with_profiler_steps(pause_s: float, network: nn.Module, tmp_path: Path) -> None:
+    """ProfilerStep spans the pause too; it is a gap all the same."""
+    pauses = []
+
+    def pause_and_step() -> None:
+        begin = time.perf_counter()
+        time.sleep(pause_s)
+        pauses.append((time.perf_counter() - begin) * 1e6)
+        recorded.step()
+
     with profile(
         activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=10, repeat=1)
     ) as recorded:
-        infer(network, recorded.step)
+        infer(network, pause_and_step)
     recorded.export_chrome_trace(str(tmp_path / "loop.json"))
     analysis = analyse(tmp_path / "loop.json")
     worker = analysis.workers.iloc[0]
     assert worker.status == "ok" and worker.steps == 10 and "(torch.profiler)" in worker.found, worker.reason
-    assert worker.idle_share < 0.5 and analysis.gaps.step.tolist() == list(range(3, 12))
+    assert analysis.gaps.step.tolist() == list(range(3, 12))
+    assert (analysis.gaps.gap_us >= pauses[2:11]).all()
     assert analysis.causes.cause[0] == "(nothing recorded)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from omni_lab.metrics.aggregate import repeat_figures, stage_figures
 from omni_lab.metrics.phases import CAUSES, HOST, PHASES
 from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.results import RunDirectory, request_line
-from omni_lab.views import checks, gantt, steps, tables, timeline
+from omni_lab.views import checks, figures, gantt, report, steps, tables, theme, timeline
 from omni_lab.views.report import write_report
 from omni_lab.views.trust import findings, warnings
 from tests.pipelines import BASE
@@ -145,6 +146,20 @@ def test_timeline_is_about_the_median_gap_of_uninterrupted_decode_steps() -> Non
     assert len(steps_shown) == 4 and np.diff(steps_shown).tolist() == [1, 1, 1] and 26 not in set(steps_shown)
 
 
+def test_timeline_compares_steps_of_one_batch() -> None:
+    batches = [4] * 15 + [8] * 15
+    before, after = two([2800] * 15 + [5000] * 15, [41] * 30), [8] * 30
+    before["batch"] = [*batches, *after]
+    figure = timeline.timeline(before, count=6)
+    assert figure.layout.title.text.endswith("consecutive decode steps around their median gap at batch 8")
+    assert bars(figure, "forward").query("lane == 0")["step"].between(15, 29).all()
+    assert labels(figure, "x2")["x"].tolist() == pytest.approx([5000, 41])
+    assert all(words.endswith("<br>8 in a step") for words in figure.layout.yaxis.ticktext)
+    before["batch"] = [*batches, *[7] * 30]  # no batch in common: the nearest to the median, 7
+    figure = timeline.timeline(before, count=6)
+    assert figure.layout.title.text.endswith("at batch 7 to 8") and labels(figure, "x2")["x"].iloc[0] == 5000
+
+
 def test_labels_of_a_timeline_keep_their_distance() -> None:
     figure = timeline.timeline(two([90_000] * 30, [41] * 30), count=20)
     room = timeline.LABEL_WIDTH * (20 * 1.0 + 19 * 90)
@@ -261,26 +276,33 @@ def test_a_hundred_thousand_steps_are_thinned_and_say_so() -> None:
 
 
 class Cells:
-    """A run directory of one configuration at concurrency 1 with three stages, written as the runner does."""
+    """A run directory of one configuration at one concurrency with three stages, written as the runner does."""
 
-    def __init__(self, path: Path) -> None:
-        self.experiment = load_experiment(BASE, ["workload.concurrency=1", "workload.num_prompts=2"])
-        self.directory = RunDirectory(path, self.experiment, [self.experiment])
+    def __init__(self, path: Path, concurrency: int = 1, others: Sequence[str] = ()) -> None:
+        self.concurrency = concurrency
+        self.experiment = load_experiment(BASE, [f"workload.concurrency={concurrency}", "workload.num_prompts=2"])
+        first = [self.experiment.model_copy(update={"name": name}) for name in others]
+        self.directory = RunDirectory(path, self.experiment, [*first, self.experiment])
         self.directory.create()
 
     def add(self, repeat: int, loops: list[list[StepRow]], captured: dict[str, Any] | None = None, **seen: Any) -> None:
-        """A repeat whose one request got what `seen` says: text_tokens, audio_frames, audio_samples, error."""
-        row = RequestRow(f"r{repeat}", 0, due_ns=0, end_ns=20_000_000, reasons={"text": "stop", "audio": "stop"})
+        """A repeat whose requests, as many as are in flight, got what `seen` says: text_tokens, audio_frames,
+        audio_samples, error. `name` is the configuration, if not the last one; `figures` are added to the repeat's."""
+        rows = [self._request(f"r{repeat}-{index}", index, seen) for index in range(self.concurrency)]
+        taken = [one for rows in loops for one in rows]
+        measured = repeat_figures(rows, self.concurrency, RATE, 0.001) | seen.get("figures", {})
+        measured |= {"stages": stage_figures(taken, 0.02, {}), "lost_steps": seen.get("lost", 0)}
+        key = (seen.get("name", self.experiment.name), self.concurrency, repeat)
+        lines = [request_line(row, RATE, self.concurrency) for row in rows]
+        self.directory.add(key, measured, lines, taken, [], *((captured,) if captured else ()))
+
+    def _request(self, name: str, index: int, seen: dict[str, Any]) -> RequestRow:
+        row = RequestRow(name, index, due_ns=0, end_ns=20_000_000, reasons={"text": "stop", "audio": "stop"})
         row.text_tokens, row.audio_frames = seen.get("text_tokens", [1, 1]), seen.get("audio_frames", [4])
         row.audio_samples = seen.get("audio_samples", [4 * 1920 - 555])
         row.text_ns, row.audio_ns = [1_000_000] * len(row.text_tokens), [9_000_000] * len(row.audio_frames)
         row.error = seen.get("error")
-        taken = [one for rows in loops for one in rows]
-        figures = repeat_figures([row], 1, RATE, 0.001)
-        figures |= {"stages": stage_figures(taken, 0.02, {}), "lost_steps": seen.get("lost", 0)}
-        key = (self.experiment.name, 1, repeat)
-        extra = (captured,) if captured else ()
-        self.directory.add(key, figures, [request_line(row, RATE, 1)], taken, [], *extra)
+        return row
 
     def load(self) -> Any:
         return load(self.directory.path)
@@ -305,7 +327,7 @@ def test_what_stages_gave_is_what_clients_got(cells: Cells) -> None:
     assert total["talker_frames"] == total["code2wav_frames"] == total["client_frames"] == 8
     assert total["frame_samples"] == total["client_samples"] == 2 * (4 * 1920 - 555)
     assert total["lost_steps"] == 0 and checks.differences(total) == []
-    assert tables.totals(cells.load())["rows"][0][-1] == {"text": "yes", "kind": "same"}
+    assert tables.totals(cells.load())["rows"][0][2] == {"text": "yes", "kind": "same"}
 
 
 @pytest.mark.parametrize(
@@ -323,20 +345,20 @@ def test_what_differs_is_told_and_counted(cells: Cells, seen: dict[str, Any], wo
     cells.add(0, loops(), **seen)
     run = cells.load()
     assert any(words in one for one in warnings(run))
-    cell = tables.totals(run)["rows"][0][-1]
+    cell = tables.totals(run)["rows"][0][2]
     assert words in cell["text"] and cell["kind"] == "worse"
 
 
 def test_failed_requests_make_totals_incomparable(cells: Cells) -> None:
     cells.add(0, loops(), text_tokens=[1], error="broken")
-    assert "not comparable" in tables.totals(cells.load())["rows"][0][-1]["text"]
+    assert "not comparable" in tables.totals(cells.load())["rows"][0][2]["text"]
     assert not any("differ" in one for one in warnings(cells.load()))
 
 
 def test_lost_steps_make_totals_incomparable(cells: Cells) -> None:
     cells.add(0, loops(), text_tokens=[1], lost=3)
     run = cells.load()
-    assert tables.totals(run)["rows"][0][-1]["text"] == "not comparable: steps were lost"
+    assert tables.totals(run)["rows"][0][2]["text"] == "not comparable: steps were lost"
     assert "3 steps were lost from the ring; 8 are in the record." in findings(run)
     assert not any("differ" in one for one in warnings(run))
 
@@ -370,7 +392,7 @@ def test_causes_that_miss_time_are_a_warning(cells: Cells) -> None:
     (told,) = [one for one in warnings(run) if "add up" in one]
     assert "the causes of the talker's gaps add up to 40 µs, but 46.67 µs lie between its steps" in told
     ladder = tables.gaps(run)
-    verdicts = {row[0]: row[-1]["text"] for row in ladder["rows"]}
+    verdicts = {row[0]: row[3]["text"] for row in ladder["rows"]}
     assert verdicts == {"thinker": "yes", "talker": "no", "code2wav": "yes"}
 
 
@@ -420,10 +442,73 @@ def test_a_captured_repeat_stands_beside_the_others(cells: Cells) -> None:
     assert (row["window_step_ms"], row["rest_step_ms"]) == pytest.approx((1, 2))
     assert any("clocks is at most 12 µs" in one for one in findings(run))
     assert row["request_throughput_per_s"] == row["other_request_throughput_per_s"] == pytest.approx(50)
-    assert set(checks.undisturbed_steps(run)["repeat"]) == {1, 2}
+    assert set(checks.counted(run, run.steps)["repeat"]) == {1, 2}
     assert not any("capture" in one for one in warnings(run)) and checks.sums(run)["agree"].all()
+    assert (row["gap_us_max"], row["other_gap_us_max"]) == pytest.approx((90, 60))
     cell = dict(zip(tables.captures(run)["head"], tables.captures(run)["rows"][0], strict=True))
+    assert cell["Longest gap in this repeat, µs"]["text"] == "90.0"
     assert cell["Gap median in this repeat, µs"]["text"] == "90.0" and cell["Ended by"]["text"] == "steps"
+
+
+def test_figures_leave_a_captured_repeat_out_and_players_mark_it(cells: Cells) -> None:
+    cells.add(0, loops(90), traces())
+    cells.add(1, loops(40))
+    run = cells.load()
+    assert checks.counted(run, run.requests)["id"].tolist() == ["r1-0"]
+    assert [len(figure.data[0].y[0]) for figure in dict(report._sections(run))["Latency"]] == [1] * 4
+    assert [label for label, _ in report._walks(run)] == [f"{BASE.stem}, concurrency 1: median request (r1-0)"]
+    rows = [row for _, row in run.requests.iterrows()]
+    assert report._label(run, rows[0]).endswith("captured with the profiler")
+    assert report._label(run, rows[1]) == f"{BASE.stem}, concurrency 1"
+    assert any("one of 2 repeats counts, the other was captured" in one for one in warnings(run))
+
+
+def test_a_window_without_a_step_is_not_counted(cells: Cells) -> None:
+    both = traces()
+    both["workers"] += traces(stage="thinker", steps=0, path="")["workers"]
+    cells.add(0, loops(), both)
+    cells.add(1, loops())
+    (told,) = [one for one in findings(cells.load()) if "Windows captured" in one]
+    assert told.startswith("Windows captured with the profiler: 1;") and "In 1 more no step" in told
+
+
+def test_the_first_wave_has_a_table_and_a_warning(tmp_path: Path) -> None:
+    cells = Cells(tmp_path / "run", concurrency=2)
+    cells.add(0, loops())
+    run = cells.load()
+    assert any("100% of the requests are of the first wave" in one for one in warnings(run))
+    table = tables.first_wave(run.cells)
+    row = dict(zip(table["head"], table["rows"][0], strict=True))
+    assert row["Requests"]["text"] == "2" and row["E2EL mean, ms"]["text"] == "20.0"
+
+
+@pytest.mark.parametrize(("shares", "told"), [((0.1, 0.34), True), ((0.1, None), False), ((None, None), False)])
+def test_other_programs_are_a_reason_to_doubt(cells: Cells, shares: tuple[float | None, ...], told: bool) -> None:
+    for repeat, share in enumerate(shares):
+        cells.add(repeat, loops(), figures={"others_cpu_share": share})
+    words = "other programs used 34 % of the processors, so times are longer than they would be alone"
+    assert any(words in one for one in warnings(cells.load())) == told
+    most = max((share for share in shares if share is not None), default=None)
+    words = "What other programs used of the processors: not measured" if most is None else f"at most {most:.0%}"
+    assert any(words.replace("%", " %") in one for one in findings(cells.load()))
+
+
+def test_order_and_colours_are_those_of_the_run_in_every_table(tmp_path: Path) -> None:
+    """Repeats run in alternating order and the first one of `before` was captured, so `after` is seen first."""
+    cells = Cells(tmp_path / "run", others=("before",))
+    after = cells.experiment.name
+    cells.add(0, loops(90), traces(), name="before")
+    for repeat, name in ((0, after), (1, after), (1, "before")):
+        cells.add(repeat, loops(), name=name)
+    run = cells.load()
+    for table in (run.cells, run.stages, run.requests, run.steps):
+        assert list(table["configuration"].unique()) == ["before", after]
+    drawn = [figures.distribution(checks.counted(run, run.requests)), figures.by_concurrency(run.cells)]
+    for figure in drawn:
+        assert [trace.name for trace in figure.data] == ["before", after]
+        assert [trace.marker.color for trace in figure.data] == [theme.BLUE, theme.ORANGE]
+    alone = steps.histogram(run.steps[(run.steps["configuration"] == after) & (run.steps["stage"] == "talker")])
+    assert alone.data[0].line.color == theme.ORANGE
 
 
 def test_a_capture_that_cannot_be_judged_is_a_warning(cells: Cells) -> None:
@@ -445,8 +530,9 @@ def test_the_report_shows_steps_gaps_and_what_was_checked(cells: Cells) -> None:
     drawn = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
     titles = [json.loads(figure)["layout"]["title"]["text"] for figure in drawn]
     for stage in ("thinker", "talker", "code2wav"):
-        assert f"{stage}, concurrency 1: consecutive steps around the median gap" in titles
-        assert f"{stage}, concurrency 1: step gaps" in titles
+        kind = "vocode" if stage == "code2wav" else "decode"
+        assert f"{stage}, concurrency 1: consecutive {kind} steps around their median gap at batch 1" in titles
+        assert f"{stage}, concurrency 1: gaps before steps of any kind" in titles
         assert f"{stage}: causes of the gap between two steps, mean" in titles
     assert any("of all stages" in title for title in titles)
     assert "nan" not in shown.lower() and "Repeats in which the profiler recorded" in shown
@@ -458,9 +544,9 @@ def test_a_run_without_a_step_clock_is_reported_as_not_measured(cells: Cells) ->
     kept = [name for name in pd.read_parquet(path / "steps.parquet") if name not in {f"{phase}_ns" for phase in PHASES}]
     pd.read_parquet(path / "steps.parquet")[kept].to_parquet(path / "steps.parquet")
     record = json.loads((path / "run.json").read_text())
-    for figures in record["cells"][0]["stages"].values():
-        for name in [name for name in figures if name.startswith("gap_") and name.endswith("_us")]:
-            del figures[name]
+    for stage in record["cells"][0]["stages"].values():
+        for name in [name for name in stage if name.startswith("gap_") and name.endswith("_us")]:
+            del stage[name]
     (path / "run.json").write_text(json.dumps(record))
     run = load(path)
     assert run.steps["schedule_ns"].isna().all() and tables.gaps(run) is None and warnings(run)

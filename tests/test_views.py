@@ -16,6 +16,7 @@ import soundfile
 from omni_lab.frames import load
 from omni_lab.metrics.continuity import underrun_s
 from omni_lab.metrics.relative import compare
+from omni_lab.metrics.table import ratio_table
 from omni_lab.views import figures, gantt, ladder, request, tables, theme
 from omni_lab.views.report import PLAYERS, waveform, write_report
 from omni_lab.views.trust import warnings
@@ -62,7 +63,7 @@ class RunWriter:
         cell |= {"request_throughput": rate, "request_throughput_std": 0.02 * rate, "audio_throughput": audio_rate}
         cell |= {"output_throughput": None, "hit_max_frames": 0, "mean_requests_in_flight": float(in_flight)}
         cell |= {"littles_law_ratio": 1.0, "client_busy_share": 0.1, "audio_continuity_ok_rate": 0.97}
-        cell["first_wave"] = {"requests": concurrency or 0, "mean_audio_ttfp_ms": cell["mean_audio_ttfp_ms"] * 1.4}
+        cell["first_wave"] = {"completed": concurrency or 0, "mean_audio_ttfp_ms": cell["mean_audio_ttfp_ms"] * 1.4}
         cell["stages"] = {
             stage: {"steps": 100 * requests, "mean_batch": 0.8 * in_flight, "step_ms": step, "gap_us_median": 90.0,
                     "gap_us_p99": 800.0, "busy_ratio": min(1.0, 0.3 * step), "tokens_per_s": 400.0 * in_flight}
@@ -206,7 +207,7 @@ def test_load_gives_a_row_for_each_thing_with_units(written: RunWriter) -> None:
     cell = run.cells.iloc[0]
     assert cell["request_throughput_per_s"] == pytest.approx(written.cells[0]["request_throughput"])
     assert cell["request_throughput_per_s_std"] == pytest.approx(written.cells[0]["request_throughput_std"])
-    assert {"duration_s", "audio_throughput_s_per_s", "first_wave_requests"} <= set(run.cells.columns)
+    assert {"duration_s", "audio_throughput_s_per_s", "first_wave_completed"} <= set(run.cells.columns)
     assert "request_throughput" not in run.cells and "duration" not in run.cells
     assert run.stages["stage"].tolist() == 4 * list(STAGES)
 
@@ -427,6 +428,7 @@ def test_difference_inside_the_noise_is_called_none(tmp_path: Path) -> None:
 def test_one_repeat_has_a_ratio_and_no_verdict(ladder_run: RunWriter) -> None:
     ladder_run.noise = (1.0,)
     assert "x (too few repeats)</td>" in visible(page(ladder_run))
+    assert re.search(r"x0\.\d+ \(too few repeats\)", ratio_table(ladder_run.cells))
 
 
 def test_one_configuration_has_no_ratios(tmp_path: Path) -> None:
@@ -603,7 +605,7 @@ def test_a_sound_run_has_no_warning(written: RunWriter) -> None:
         ("littles_law_ratio", 0.7, "Little's law"),
         ("hit_max_frames", 2, "2 answers was cut"),
         ("lost_steps", 9, "9 steps were not recorded"),
-        ("first_wave", {"requests": 16}, "94% of the requests are of the first wave"),
+        ("first_wave", {"completed": 16}, "94% of the requests are of the first wave"),
         ("repeats", 1, "one repeat only"),
     ],
 )

@@ -62,6 +62,7 @@ DEFINITIONS = {
     "hit_max_frames": "Completed requests whose speech was cut at the talker's max_tokens. null with a fixed length.",
     "client_busy_share": "Processor time of the client's process / duration. With the inline executor the stages run "
     "in this process and are in it.",
+    "others_cpu_share": "Share of the machine's processors that other programs used meanwhile.",
     "mean_, median_, p99_": "Over the completed requests in which the figure was measured; percentiles interpolate.",
     "over repeats": "A cell's figure is the mean of its repeats, `_std` their standard deviation (null for one).",
     "traces": "What was captured in a repeat: for each worker path, steps, bytes, what ended its window (steps, max_s, "

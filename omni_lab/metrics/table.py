@@ -40,7 +40,7 @@ def _ratio(cell: Cell, name: str, _: str) -> str:
     if found is None:
         return "-"
     if found["verdict"] == FEW:
-        return f"x{found['ratio']:.3g}"
+        return f"x{found['ratio']:.3g} ({FEW})"
     word = "none" if found["verdict"] == NOISE else f"x{found['ratio']:.3g}"
     return f"{word} ({found['low']:.3g}-{found['high']:.3g})"
 

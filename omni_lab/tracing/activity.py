@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from omni_lab.tracing.intervals import between, intersection, nested, overlap, top_level, union
-from omni_lab.tracing.steps import Steps
+from omni_lab.tracing.repeats import pauses_of_loop
+from omni_lab.tracing.steps import PROFILER_STEP, Steps
 from omni_lab.tracing.trace_file import Events, Trace
 
 GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
@@ -26,9 +27,9 @@ TORN_NS = 100_000
 """How far ranges of one thread may overlap without being nested: some are timed by another clock, and aligned."""
 OUTSIDE_NS = 10**9
 """How far from the profiler's window an event may lie."""
-PAUSE = 1000
-"""A gap longer than all else together, and than this many steps, is no gap of a loop."""
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Python names its objects so; one function of two objects is one cause."""
 NOTHING = "(nothing recorded)"
 
 
@@ -52,7 +53,8 @@ class Measured:
     """A worker's steps (`begin` to `finish`), the gaps before them, and the share of time that its devices were busy.
 
     `step` are the steps that have a gap before them, as rows of `steps`; `gap_ns` the idle time of each gap, which lies
-    between `low` and `high`. `idle` are all gaps' idle intervals. `faults` is empty if the figures can be trusted.
+    between `low` and `high`. `idle` are all gaps' idle intervals. `window_ns` is the time from the first step to the
+    end of the last, without the profiler's pauses. `faults` is empty if the figures can be trusted.
     """
 
     steps: Steps
@@ -63,14 +65,11 @@ class Measured:
     low: np.ndarray
     high: np.ndarray
     idle: tuple[np.ndarray, np.ndarray]
+    window_ns: int
     busy_share: float
     device_shares: dict[int, float]
     notes: list[str]
     faults: list[str]
-
-    @property
-    def window_ns(self) -> int:
-        return int(self.finish.max() - self.begin.min()) if len(self.begin) else 0
 
 
 def activity_of(trace: Trace, rows: np.ndarray, launch: np.ndarray, calls: Events) -> Activity:
@@ -127,9 +126,10 @@ def _complete(found: Activity, replays: Events, launches: int, waits: Events) ->
     found.launch = np.concatenate([found.launch, replays.start])
 
 
-def measure(steps: Steps, activity: Activity, steps_of_device: bool = False) -> Measured:
+def measure(steps: Steps, activity: Activity, pauses: Events, steps_of_device: bool = False) -> Measured:
     """Gaps and busy share. Without device activity the ranges of the steps themselves are what is busy.
 
+    What the devices idled in `pauses`, of the profiler, is the measurement's own: neither busy nor idle.
     `steps_of_device`: the steps were inferred from the activity, so their times are the device's.
     """
     faults, notes = [*steps.faults, *activity.faults], list(activity.notes)
@@ -148,22 +148,27 @@ def measure(steps: Steps, activity: Activity, steps_of_device: bool = False) -> 
     reach = np.maximum.accumulate(np.where(active, finish, np.iinfo(np.int64).min))
     step = np.flatnonzero(active[1:] & active[:-1]) + 1
     low, high = reach[step - 1], np.maximum(begin[step], reach[step - 1])
-    gap_ns = high - low - overlap(*busy, low, high)
-    idle = intersection(*between(*busy), *union(low[high > low], high[high > low]))
+    counted = union(np.concatenate([busy[0], pauses.start]), np.concatenate([busy[1], pauses.end]))
+    gap_ns = high - low - overlap(*counted, low, high)
+    idle = intersection(*between(*counted), *union(low[high > low], high[high > low]))
     begin, finish = begin[active], finish[active]
     if len(begin):
         window = np.array([begin.min()]), np.array([finish.max()])
-        length = max(int(window[1][0] - window[0][0]), 1)
-        busy_share = float(overlap(*busy, *window)[0] / length)
+        busy_ns = int(overlap(*busy, *window)[0])
+        paused_ns = int(overlap(*counted, *window)[0]) - busy_ns
+        if paused_ns:
+            notes.append(f"{paused_ns / 1e6:.3g} ms left out, in which the profiler wrote what it had recorded")
+        length = max(int(window[1][0] - window[0][0]) - paused_ns, 1)
+        busy_share = busy_ns / length
         devices = {
             int(one): float(overlap(*union(events.start[rows], events.end[rows]), *window)[0] / length)
             for one in np.unique(events.device)
             if one >= 0 and (rows := events.device == one).any()
         }
-        faults += _pauses(gap_ns, finish - begin, length)
+        faults += pauses_of_loop(gap_ns, finish - begin, length)
     else:
-        busy_share, devices = 0.0, {}
-    return Measured(steps, begin, finish, step, gap_ns, low, high, idle, busy_share, devices, notes, faults)
+        length, busy_share, devices = 0, 0.0, {}
+    return Measured(steps, begin, finish, step, gap_ns, low, high, idle, length, busy_share, devices, notes, faults)
 
 
 def _by_launch(steps: Steps, activity: Activity, notes: list[str], faults: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -200,13 +205,6 @@ def _skew(activity: Activity) -> list[str]:
     return []
 
 
-def _pauses(gap_ns: np.ndarray, step_ns: np.ndarray, window_ns: int) -> list[str]:
-    longest = int(gap_ns.max(initial=0))
-    if longest > PAUSE * np.median(step_ns) and longest > window_ns - longest:
-        return [f"one gap of {longest / 1e9:.3g} s is longer than all else: the clock jumped, or the loop was paused"]
-    return []
-
-
 def outside(trace: Trace, steps: Steps, activity: Activity) -> list[str]:
     """Whether steps or activity lie far outside of what was recorded, or ranges of the thread are torn."""
     faults = []
@@ -234,14 +232,11 @@ def causes(trace: Trace, measured: Measured) -> list[tuple[str, str, int, int]]:
     """What the step's thread did in the gaps: (name, kind, ns, ranges), the longest first; the ns add up to the gaps.
 
     A range counts without what lies inside it. Kinds: `range`, `wait` for calls that wait, and `nothing`.
+    ProfilerStep, which lasts from one step to the next, is nothing that a thread does, unless it marks the steps.
     """
     start, end = measured.idle
     total = int((end - start).sum())
-    host = []
-    for part in (trace.ranges, trace.python, trace.calls):
-        own = np.flatnonzero(part.thread == measured.steps.thread)
-        host.append(part.take(own[overlap(start, end, part.start[own], part.end[own]) > 0]))
-    ranges = Events.join(host).sorted()
+    ranges = _in_gaps(trace, measured).sorted()
     around, ends = nested(ranges.start, ranges.end)
     inside = overlap(start, end, ranges.start, ends)
     alone = inside.copy()
@@ -250,7 +245,7 @@ def causes(trace: Trace, measured: Measured) -> list[tuple[str, str, int, int]]:
     kinds, rows = np.unique(ranges.name, return_inverse=True)
     sums = np.bincount(rows, alone, len(kinds)) if len(kinds) else []
     for name, ns, count in zip(kinds.tolist(), sums, np.bincount(rows, minlength=len(kinds)), strict=True):
-        label = re.sub(r"#\d+", "#", trace.names[name])
+        label = ADDRESS.sub("", re.sub(r"#\d+", "#", trace.names[name]))
         if name in measured.steps.marks:  # a step's own time, whatever its number
             label = re.sub(r"\d+", "#", label)
         entry = spent.setdefault((label, "wait" if WAIT.search(label) else "range"), [0, 0])
@@ -261,3 +256,24 @@ def causes(trace: Trace, measured: Measured) -> list[tuple[str, str, int, int]]:
         spent[NOTHING, "nothing"] = [rest, 0]
     found = [(label, kind, ns, count) for (label, kind), (ns, count) in spent.items() if ns > 0]
     return sorted(found, key=lambda one: -one[2])
+
+
+def work_ns(trace: Trace, measured: Measured) -> np.ndarray:
+    """Each gap without the time in which the step's thread waited."""
+    ranges = _in_gaps(trace, measured)
+    waits = ranges.take(
+        np.isin(ranges.name, [name for name in np.unique(ranges.name) if WAIT.search(trace.names[name])])
+    )
+    waited = intersection(*measured.idle, *union(waits.start, waits.end))
+    return measured.gap_ns - overlap(*waited, measured.low, measured.high)
+
+
+def _in_gaps(trace: Trace, measured: Measured) -> Events:
+    """The ranges of the step's thread that lie in gaps, at least in part."""
+    found = []
+    for part in (trace.ranges, trace.python, trace.calls):
+        own = np.flatnonzero(part.thread == measured.steps.thread)
+        found.append(part.take(own[overlap(*measured.idle, part.start[own], part.end[own]) > 0]))
+    ranges = Events.join(found)
+    spans = [name for name in np.unique(ranges.name).tolist() if re.search(PROFILER_STEP, trace.names[name])]
+    return ranges.take(~np.isin(ranges.name, [name for name in spans if name not in measured.steps.marks]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +12,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from omni_lab.tracing.activity import Activity, Measured, activity_of, causes, measure, outside
+from omni_lab.tracing.activity import Activity, Measured, activity_of, causes, measure, outside, work_ns
 from omni_lab.tracing.chrome_json import TraceError
 from omni_lab.tracing.owners import host_processes, owners
-from omni_lab.tracing.steps import MARKERS, Marker, Steps, marked_steps, repeated_steps, sequence, stage_marker
+from omni_lab.tracing.repeats import between_profiler_steps, host_steps, repeated_steps, sequence
+from omni_lab.tracing.steps import MARKERS, PROFILER_STEP, Marker, Steps, marked_steps, stage_marker
 from omni_lab.tracing.trace_file import Events, Trace, read_trace
 
 OK, INCOMPLETE = "ok", "incomplete"
 
 WORKERS = (
     *("worker", "file", "status", "reason", "found", "steps", "window_ms", "step_ms_median", "gap_us_median"),
-    *("gap_us_mean", "gap_us_p95", "gap_us_p99", "gap_share", "busy_share", "idle_share"),
+    *("gap_us_mean", "gap_us_p95", "gap_us_p99", "work_us_median", "gap_share", "busy_share", "idle_share"),
 )
-GAPS = ("worker", "step", "kind", "batch", "tokens", "start_ns", "end_ns", "gap_us")
+GAPS = ("worker", "step", "kind", "batch", "tokens", "start_ns", "end_ns", "gap_us", "work_us")
 CAUSES = ("worker", "cause", "kind", "ms", "share", "ranges")
 DEVICES = ("worker", "device", "busy_share", "idle_share")
 
@@ -31,8 +34,9 @@ DEVICES = ("worker", "device", "busy_share", "idle_share")
 class Analysis:
     """Frames with the columns WORKERS, GAPS, CAUSES and DEVICES.
 
-    A gap is a row with the step that follows it. A worker that is incomplete has a reason, and no gaps, shares or
-    causes: its figures are missing (NaN), never guessed.
+    A gap is a row with the step that follows it; `work_us` is the gap without the time in which the step's thread
+    waited. A worker that is incomplete has a reason, and no gaps, shares or causes: its figures are missing (NaN),
+    never guessed.
     """
 
     workers: pd.DataFrame
@@ -60,21 +64,27 @@ def analyse(
     """
     markers = stage_marker(stage_regex)
     rows: dict[str, list[tuple]] = {"workers": [], "gaps": [], "causes": [], "devices": []}
-    taken: set[str] = set()
+    found: list[tuple[str, Path]] = []
     for path in trace_files(paths):
         trace = read_trace(path, advance)
         for name, measured, faults in _workers(trace, markers):
-            unique = name
-            while unique in taken:
-                unique = f"{unique} ({path.parent.name}/{path.name})"
-            taken.add(unique)
-            _add(rows, unique, trace, measured, faults)
-    return Analysis(
-        pd.DataFrame(rows["workers"], columns=WORKERS),
-        pd.DataFrame(rows["gaps"], columns=GAPS),
-        pd.DataFrame(rows["causes"], columns=CAUSES),
-        pd.DataFrame(rows["devices"], columns=DEVICES),
-    )
+            _add(rows, len(found), trace, measured, faults)
+            found.append((name, path))
+    names = _unique(found)
+    columns = {"workers": WORKERS, "gaps": GAPS, "causes": CAUSES, "devices": DEVICES}
+    frames = {key: pd.DataFrame(rows[key], columns=columns[key]) for key in columns}
+    return Analysis(**{key: frame.assign(worker=frame["worker"].map(names)) for key, frame in frames.items()})
+
+
+def _unique(found: list[tuple[str, Path]]) -> dict[int, str]:
+    """A name of its own for each worker: all that share one are told apart by their files, from where these part."""
+    files = [path.absolute() for _, path in found]
+    above = os.path.commonpath([path.parent for path in files]) if files else ""
+    often = Counter(name for name, _ in found)
+    return {
+        index: name if often[name] == 1 else f"{name} ({file.relative_to(above)})"
+        for index, ((name, _), file) in enumerate(zip(found, files, strict=True))
+    }
 
 
 def trace_files(paths: Path | str | Iterable[Path | str]) -> list[Path]:
@@ -95,7 +105,7 @@ def trace_files(paths: Path | str | Iterable[Path | str]) -> list[Path]:
             found.append(path)
         else:
             raise TraceError(f"{path}: expected a trace file or a directory of them, and there is none")
-    return found
+    return list({path.resolve(): path for path in found}.values())
 
 
 def _workers(trace: Trace, markers: tuple[Marker, ...]) -> Iterator[tuple[str, Measured | None, list[str]]]:
@@ -116,6 +126,9 @@ def _workers(trace: Trace, markers: tuple[Marker, ...]) -> Iterator[tuple[str, M
         activities[pid] = activity_of(trace, mine, launch[mine], calls)
         steps = marked_steps(marks.take((process == pid)[marks.thread]), trace.names, markers)
         if steps is not None:
+            back_to_back = all(re.search(PROFILER_STEP, trace.names[mark]) for mark in steps.marks)
+            if back_to_back and len(steps) and not len(activities[pid].events):
+                steps = between_profiler_steps(steps, trace.ranges, trace.names)
             found[pid] = steps, False
     if not found and markers is MARKERS:
         for pid in processes:
@@ -126,11 +139,15 @@ def _workers(trace: Trace, markers: tuple[Marker, ...]) -> Iterator[tuple[str, M
     if not found:
         lacking = "no marks of steps, and nothing repeats" if markers is MARKERS else "no range matches --stage-regex"
         yield stem, None, [*faults, f"no steps found: {lacking}"]
+    titles = Counter(trace.processes.get(pid, "") for pid in found)
     for pid, (steps, of_device) in found.items():
-        name = trace.processes.get(pid, "")
-        if not name or "python" in name.lower():
-            name = stem if len(found) == 1 else f"{stem} {pid}"
-        measured = measure(steps, activities[pid], of_device)
+        title = trace.processes.get(pid, "")
+        named = bool(title) and "python" not in title.lower()
+        name = title if named else stem
+        if len(found) > 1 and not (named and titles[title] == 1):
+            name = f"{name} {pid}"
+        pauses = trace.pauses.take(trace.pauses.thread == steps.thread)
+        measured = measure(steps, activities[pid], pauses, of_device)
         if len(steps) < 2:
             measured.faults.append("one step has no gap" if len(steps) else "no steps found")
         measured.faults += outside(trace, steps, activities[pid])
@@ -152,12 +169,16 @@ def _inferred(trace: Trace, in_process: np.ndarray, activity: Activity) -> tuple
             steps.thread = _launching_thread(trace, in_process, steps.thread)
             return steps, True
     host = trace.ranges.take(in_process[trace.ranges.thread])
-    threads = [sequence(host.take(host.thread == thread)) for thread in np.unique(host.thread)]
+    threads = [host.take(host.thread == thread) for thread in np.unique(host.thread)]
     if not threads:
         return None
-    longest = max(threads, key=lambda one: int((one.end - one.start).sum()))
-    steps = repeated_steps(longest, trace.names, "the host's outermost ranges")
+    busiest = max(threads, key=lambda one: _length(sequence(one)))
+    steps = host_steps(busiest, trace.names)
     return None if steps is None else (steps, False)
+
+
+def _length(events: Events) -> int:
+    return int((events.end - events.start).sum())
 
 
 def _launching_thread(trace: Trace, in_process: np.ndarray, otherwise: int) -> int:
@@ -166,26 +187,29 @@ def _launching_thread(trace: Trace, in_process: np.ndarray, otherwise: int) -> i
     return int(np.bincount(calls).argmax()) if len(calls) else otherwise
 
 
-def _add(rows: dict[str, list[tuple]], name: str, trace: Trace, measured: Measured | None, faults: list[str]) -> None:
+def _add(rows: dict[str, list[tuple]], worker: int, trace: Trace, measured: Measured | None, faults: list[str]) -> None:
     reason = "; ".join(dict.fromkeys(faults))
     found = "" if measured is None else "; ".join([measured.steps.found, *measured.notes])
     steps = 0 if measured is None else len(measured.steps)
     step_ms = float(np.median(measured.finish - measured.begin) / 1e6) if steps and len(measured.begin) else np.nan
-    head = (name, str(trace.path), INCOMPLETE if faults else OK, reason, found, steps)
+    head = (worker, str(trace.path), INCOMPLETE if faults else OK, reason, found, steps)
     if faults or measured is None:
         rows["workers"].append((*head, np.nan, step_ms, *[np.nan] * (len(WORKERS) - len(head) - 2)))
         return
     gap_us, one, window = measured.gap_ns / 1e3, measured.steps, measured.window_ns
-    figures = (np.median(gap_us), gap_us.mean(), *np.percentile(gap_us, [95, 99]))
+    work_us = work_ns(trace, measured) / 1e3
+    figures = (np.median(gap_us), gap_us.mean(), *np.percentile(gap_us, [95, 99]), np.median(work_us))
     shares = (measured.gap_ns.sum() / window, measured.busy_share, 1 - measured.busy_share)
     rows["workers"].append((*head, window / 1e6, step_ms, *map(float, figures), *map(float, shares)))
     number = np.where(one.number >= 0, one.number, np.arange(len(one)))
-    for row, gap, low, high in zip(measured.step.tolist(), gap_us, measured.low, measured.high, strict=True):
+    for row, gap, work, low, high in zip(
+        measured.step.tolist(), gap_us, work_us, measured.low, measured.high, strict=True
+    ):
         which = (int(number[row]), one.kind[row], int(one.batch[row]), int(one.tokens[row]))
-        rows["gaps"].append((name, *which, int(low), int(high), float(gap)))
+        rows["gaps"].append((worker, *which, int(low), int(high), float(gap), float(work)))
     total = max(int(measured.gap_ns.sum()), 1)
     for cause, kind, ns, count in causes(trace, measured):
-        rows["causes"].append((name, cause, kind, ns / 1e6, ns / total, count))
+        rows["causes"].append((worker, cause, kind, ns / 1e6, ns / total, count))
     for device, share in measured.device_shares.items():
         row, number_of = trace.devices[device]
-        rows["devices"].append((name, str(row if number_of is None else number_of), share, 1 - share))
+        rows["devices"].append((worker, str(row if number_of is None else number_of), share, 1 - share))

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from omni_lab.core import CLIENT
-from omni_lab.metrics.phases import PHASES, STEP
+from omni_lab.metrics.phases import PHASES, STEP, WAITS
 from omni_lab.metrics.records import ChunkRow, RequestRow, StepRow
 from omni_lab.tracing.profiler import Event
 from omni_lab.tracing.worker_trace import DEVICE, raw, span, step_name
@@ -24,6 +24,9 @@ from omni_lab.tracing.worker_trace import DEVICE, raw, span, step_name
 CLIENT_PID = 1
 LOOP_TID = 1
 """The thread of steps that only the step clock has."""
+
+BETWEEN = ("payload", "send", "other", *WAITS, "schedule")
+"""The phases before a step, in the order in which they are drawn: the step clock has their sums only."""
 
 INSIDE_US = 0.5
 """An arrow begins and ends so far inside a step, before its first phase opens or after its last has closed."""
@@ -105,12 +108,12 @@ def merge_traces(
             trace = _decoder.decode(gzip.decompress(Path(path).read_bytes()))
             base_ns, devices = trace.baseTimeNanoseconds, devices or trace.deviceProperties
             own = drawn.pop(head.worker)
-            write(clock_steps((step for step in own if step.end_ns <= start_ns), row))
+            write(clock_steps((step for step in own if step.end_ns <= start_ns), row, window[0]))
             write(moved(trace.traceEvents, row))
-            write(clock_steps((step for step in own if step.start_ns >= end_ns), row))
+            write(clock_steps((step for step in own if step.start_ns >= end_ns), row, end_ns))
         for worker, own in drawn.items():
             write(labels(worker, rows[worker]))
-            write(clock_steps(own, rows[worker]))
+            write(clock_steps(own, rows[worker], window[0]))
         crossing = [chunk for chunk in chunks if chunk.produced_ns < window[1] and chunk.received_ns > window[0]]
         write(handoffs(crossing, steps, chunks, rows))
         write(request_slices(requests, chunks, window))
@@ -162,19 +165,25 @@ def labels(worker: str, row: Row) -> Iterator[Event]:
     yield Event("M", row.pid, 0, "process_sort_index", args=raw({"sort_index": row.pid}))
 
 
-def clock_steps(steps: Iterable[StepRow], row: Row) -> Iterator[Event]:
-    """Steps that no trace has, with their phases; the causes of the gap before are arguments."""
+def clock_steps(steps: Iterable[StepRow], row: Row, since_ns: int) -> Iterator[Event]:
+    """Steps that no trace has, with their phases, and the gaps before them, as far as they lie after `since_ns`.
+
+    A step inside another one has no gap.
+    """
     for step in steps:
         start, end = step.start_ns / 1e3, step.end_ns / 1e3
         row.steps[step.step] = (start, end)
         name = step_name(step.step, step.kind, step.batch, step.tokens)
         args = raw({f"{phase}_us": getattr(step, f"{phase}_ns") / 1e3 for phase in PHASES})
         yield Event("X", row.pid, row.thread, name, "step_clock", start, end - start, args=args)
-        for phase in STEP:
-            lasts = getattr(step, f"{phase}_ns") / 1e3
-            if lasts:
-                yield span(phase, "step_clock", row.pid, row.thread, start, min(start + lasts, end))
-            start += lasts
+        between = BETWEEN if step.schedule_ns else ()
+        gap_us = sum(getattr(step, f"{phase}_ns") for phase in between) / 1e3
+        for phases, at, low, high in ((between, start - gap_us, since_ns / 1e3, start), (STEP, start, start, end)):
+            for phase in phases:
+                lasts = getattr(step, f"{phase}_ns") / 1e3
+                if max(at, low) < min(at + lasts, high):
+                    yield span(phase, "step_clock", row.pid, row.thread, max(at, low), min(at + lasts, high))
+                at += lasts
 
 
 def handoffs(

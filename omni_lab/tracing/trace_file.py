@@ -55,6 +55,7 @@ class Events:
 class Trace:
     """One file. `ranges`: host ranges but for Python's and the runtime's, which are `python` and `calls`.
 
+    `pauses`: in which a capture of ours wrote what it had recorded, and the worker stood still for it.
     `cut`: why the file ends early, else None. `damaged`: events that are no events, without an end or with a negative
     duration. `recorded`: the profiler's own window in ns, if the file has it.
     """
@@ -68,6 +69,7 @@ class Trace:
     python: Events = field(init=False)
     calls: Events = field(init=False)
     device: Events = field(init=False)
+    pauses: Events = field(init=False)
     cut: str | None = None
     damaged: int = 0
     recorded: tuple[int, int] | None = None
@@ -118,7 +120,7 @@ class _Columns:
         self.names: dict[str, int] = {}
         self.threads: dict[tuple, int] = {}
         self.devices: dict[tuple, int] = {}
-        self.tables = {"ranges": _Table(), "python": _Table(), "calls": _Table(), "device": _Table()}
+        self.tables = {name: _Table() for name in ("ranges", "python", "calls", "device", "pauses")}
         self.open: dict[tuple, list[Event]] = {}
 
     def add(self, events: list[Event]) -> None:
@@ -161,6 +163,8 @@ class _Columns:
             begin, end = self.trace.recorded or (2**63 - 1, -(2**63))
             start = round(event.ts * 1e3)
             self.trace.recorded = min(begin, start), max(end, start + round((event.dur or 0) * 1e3))
+        elif category == "wait" and event.name == "profiler":
+            tables["pauses"].append(event)
         elif category not in IGNORED:
             tables["ranges"].append(event)
 

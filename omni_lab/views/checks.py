@@ -11,6 +11,7 @@ import pandas as pd
 from omni_lab.frames import CELL, Run
 from omni_lab.metrics.phases import CAUSES
 from omni_lab.metrics.relative import undisturbed
+from omni_lab.views.figures import load_label
 from omni_lab.views.steps import gaps
 
 FRAME_SAMPLES, TAIL_SAMPLES = 1920, 555
@@ -34,13 +35,26 @@ CAPTURED = ("step_ms", "gap_us_median", "request_throughput_per_s")
 """Figures of a captured repeat that are set beside those of the others."""
 
 
-def undisturbed_steps(run: Run) -> pd.DataFrame:
-    """The steps of the repeats that count in the cells' figures: those that no capture disturbed, if there are any."""
-    keep = pd.Series(False, run.steps.index)
+def counted(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """The requests or steps of the repeats that count in the cells' figures: those without a capture, if any."""
+    keep = pd.Series(False, rows.index)
     for cell in run.record.get("cells", []):
         repeats = {one["repeat"] for one in undisturbed(cell.get("runs") or [])}
-        keep |= _of_cell(run.steps, cell) & run.steps["repeat"].isin(repeats)
-    return run.steps[keep]
+        keep |= _of_cell(rows, cell) & rows["repeat"].isin(repeats)
+    return rows[keep]
+
+
+def runs_of(run: Run, row: pd.Series) -> list[dict[str, Any]]:
+    """The repeats, as run.json has them, of the cell that a row of any table is of."""
+    key = (row["configuration"], load_label(row["concurrency"]))
+    cells = run.record.get("cells", [])
+    return next((c.get("runs") or [] for c in cells if (c["configuration"], load_label(c["concurrency"])) == key), [])
+
+
+def others_share(runs: list[dict[str, Any]]) -> float | None:
+    """Share of the machine's processors that other programs used in the worst repeat that counts; None: not known."""
+    shares = [one["others_cpu_share"] for one in undisturbed(runs) if one.get("others_cpu_share") is not None]
+    return max(shares, default=None)
 
 
 def sums(run: Run) -> pd.DataFrame:
@@ -53,7 +67,7 @@ def sums(run: Run) -> pd.DataFrame:
     keys = [*CELL, "stage"]
     names = [f"gap_{cause}_us" for cause in CAUSES]
     result = run.stages[keys].assign(causes_us=run.stages.reindex(columns=names).sum(axis=1, skipna=False))
-    repeats = gaps(undisturbed_steps(run)).groupby([*keys, "repeat"], dropna=False, observed=True)
+    repeats = gaps(counted(run, run.steps)).groupby([*keys, "repeat"], dropna=False, observed=True)
     cells = repeats["between_us"].mean().groupby(level=keys, dropna=False, observed=True)
     between = cells.mean().rename("between_us").reset_index()
     text = {"configuration": str, "stage": str}  # also where there are none: a server tells of no stages
@@ -121,9 +135,10 @@ def captures(run: Run) -> pd.DataFrame:
     """A row for each worker that was captured: the captured repeat beside the mean of the repeats without a capture.
 
     `steps`, `stopped_by`, `alignment_us` (bound of the clocks' error) and `error` as the capture tells them;
-    `window_step_ms` of the worker's steps that were recorded, `rest_step_ms` of its others in that repeat; and step_ms,
-    gap_us_median and request_throughput_per_s of the captured repeat, each with `other_<name>` and `other_<name>_std`,
-    NaN where there is no other repeat.
+    `window_step_ms` of the worker's steps that were recorded, `rest_step_ms` of its others in that repeat;
+    `gap_us_max`, the worker's longest gap in it, and `other_gap_us_max`, that of the others; and step_ms, gap_us_median
+    and request_throughput_per_s of the captured repeat, each with `other_<name>` and `other_<name>_std`. NaN where
+    there is no other repeat.
     """
     rows = [
         {**{key: cell[key] for key in CELL}, **row}
@@ -138,15 +153,19 @@ def captures(run: Run) -> pd.DataFrame:
 
 def _captured(run: Run, cell: dict[str, Any], one: dict[str, Any]) -> Iterator[dict[str, Any]]:
     others = [other for other in cell["runs"] if not other.get("traces")]
-    steps = run.steps[_of_cell(run.steps, cell) & (run.steps["repeat"] == one["repeat"])]
+    steps = run.steps[_of_cell(run.steps, cell)]
     for worker in one["traces"].get("workers", []):
         stage, replica = worker["stage"], worker["replica"]
-        own = steps[(steps["stage"] == stage) & (steps["replica"] == replica)]
+        of_worker = steps[(steps["stage"] == stage) & (steps["replica"] == replica)]
+        longest = gaps(of_worker).groupby("repeat")["gap_us"].max()
+        own = of_worker[of_worker["repeat"] == one["repeat"]]
         inside = (own["start_ns"] >= worker["start_ns"]) & (own["end_ns"] <= worker["end_ns"])
         took_ms = (own["end_ns"] - own["start_ns"]) / 1e6
         row = {name: worker[name] for name in ("stage", "replica", "steps", "stopped_by", "alignment_us", "error")}
         row["alignment_us"] = worker["alignment_us"] if worker["path"] else math.nan
         row |= {"window_step_ms": took_ms[inside].mean(), "rest_step_ms": took_ms[~inside].mean()}
+        row["gap_us_max"] = longest.get(one["repeat"], math.nan)
+        row["other_gap_us_max"] = longest.reindex([other["repeat"] for other in others]).max()
         for name in CAPTURED:
             values = pd.Series([_figure(other, stage, name) for other in others], dtype=float)
             row[name] = _figure(one, stage, name)

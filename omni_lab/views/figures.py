@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -64,8 +65,8 @@ def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Fi
     if measured.empty:
         return theme.empty(figure)
     looks = theme.style(measured["configuration"])
-    for name, look in looks.items():
-        groups = [(load, cell[metric]) for load, cell in _by_load(measured[measured["configuration"] == name])]
+    for name, own in by_configuration(measured):
+        look, groups = looks[name], [(load, cell[metric]) for load, cell in _by_load(own)]
         quantiles = np.array([np.quantile(values, [0.01, 0.25, 0.5, 0.75, 0.99]) for _, values in groups])
         low, first, middle, third, high = quantiles.T
         figure.add_box(
@@ -85,7 +86,7 @@ def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Fi
             marker={"color": look["color"], "size": 3, "opacity": 0.5},
             line={"width": 1.5},
         )
-    figure.update_layout(boxmode="group", showlegend=len(looks) > 1)
+    figure.update_layout(boxmode="group", showlegend=measured["configuration"].nunique() > 1)
     _load_axis(figure, measured)
     if measured[metric].min() > 0 and measured[metric].quantile(0.99) > 20 * measured[metric].min():
         figure.update_yaxes(type="log", dtick="D2")
@@ -103,8 +104,8 @@ def by_concurrency(cells: pd.DataFrame, metric: str = "audio_throughput_s_per_s"
     if measured.empty:
         return theme.empty(figure)
     looks = theme.style(measured["configuration"])
-    for name, look in looks.items():
-        rows = measured[measured["configuration"] == name].sort_values("concurrency")
+    for name, own in by_configuration(measured):
+        look, rows = looks[name], own.sort_values("concurrency")
         spread = rows.get(f"{metric}_std")
         figure.add_scatter(
             name=name,
@@ -116,7 +117,7 @@ def by_concurrency(cells: pd.DataFrame, metric: str = "audio_throughput_s_per_s"
             marker={"color": look["color"], "symbol": look["symbol"], "size": 9},
         )
     _load_axis(figure, measured)
-    figure.update_layout(showlegend=len(looks) > 1)
+    figure.update_layout(showlegend=measured["configuration"].nunique() > 1)
     figure.update_yaxes(rangemode="tozero")
     if metric.endswith("audio_rtf"):
         _real_time(figure)
@@ -136,7 +137,7 @@ def ttfp_rtf(requests: pd.DataFrame) -> go.Figure:
     loads = sorted(measured["concurrency"].unique(), key=_load_order)
     symbols = {load: theme.SYMBOLS[i % len(theme.SYMBOLS)] for i, load in enumerate(loads)}
     share = min(1.0, POINTS / max(1, len(measured)))
-    for (name, load), group in measured.groupby(["configuration", "concurrency"], sort=False, dropna=False):
+    for (name, load), group in by_cell(measured):
         points = thin(group.sort_values("audio_ttfp_ms"), math.ceil(share * len(group)))
         first = points["first_wave"].fillna(False).astype(bool) if "first_wave" in points else [False] * len(points)
         symbol = symbols[load] if load in symbols else theme.SYMBOLS[0]
@@ -185,6 +186,16 @@ def stage_bars(stages: pd.DataFrame, metric: str = "busy_ratio") -> go.Figure:
     if metric == "busy_ratio":
         figure.update_yaxes(tickformat=".0%")
     return figure
+
+
+def by_configuration(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Name and rows of each configuration, in the order of the rows."""
+    return iter(frame.groupby("configuration", sort=False, observed=True))
+
+
+def by_cell(frame: pd.DataFrame) -> Iterator[tuple[tuple[str, float | None], pd.DataFrame]]:
+    """Configuration and concurrency (NaN: open loop) of each cell, and its rows, in the order of the rows."""
+    return iter(frame.groupby(["configuration", "concurrency"], sort=False, dropna=False, observed=True))
 
 
 def load_label(concurrency: float | None) -> str:

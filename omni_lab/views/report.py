@@ -88,9 +88,10 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def _sections(run: Run) -> Iterator[tuple[str, list[go.Figure]]]:
+    requests = checks.counted(run, run.requests)
     yield (
         "Latency",
-        [figures.distribution(run.requests, name) for name in ("ttft_ms", "audio_ttfp_ms", "e2el_ms", "audio_rtf")],
+        [figures.distribution(requests, name) for name in ("ttft_ms", "audio_ttfp_ms", "e2el_ms", "audio_rtf")],
     )
     yield (
         "Throughput and real-time factor",
@@ -99,7 +100,7 @@ def _sections(run: Run) -> Iterator[tuple[str, list[go.Figure]]]:
             for name in ("audio_throughput_s_per_s", "request_throughput_per_s", "mean_audio_rtf", "mean_audio_ttfp_ms")
         ],
     )
-    yield "First packet against real-time factor", [figures.ttfp_rtf(run.requests)]
+    yield "First packet against real-time factor", [figures.ttfp_rtf(requests)]
     yield (
         "Stages",
         [figures.stage_bars(run.stages, name) for name in ("busy_ratio", "mean_batch", "step_ms", "gap_us_median")],
@@ -128,7 +129,7 @@ def _causes(run: Run) -> Iterator[go.Figure]:
 
 def _loops(run: Run) -> Iterator[tuple[str, tuple[go.Figure, go.Figure]]]:
     """The step loop of each stage at each concurrency: some steps of every configuration, and all its gaps."""
-    measured = checks.undisturbed_steps(run)
+    measured = checks.counted(run, run.steps)
     measured = measured[measured["schedule_ns"] > 0]
     for stage, own in measured.groupby("stage", observed=True):
         for concurrency in steps.loads_of(own):
@@ -137,29 +138,27 @@ def _loops(run: Run) -> Iterator[tuple[str, tuple[go.Figure, go.Figure]]]:
 
 
 def _windows(run: Run) -> Iterator[tuple[str, go.Figure]]:
-    """All stages at work in the middle of each cell's last repeat."""
-    cells = list(run.steps.groupby(["configuration", "concurrency"], sort=False, dropna=False))
-    for (name, concurrency), rows in figures.thin(pd.Series(cells, dtype=object), WINDOWS):
-        label = f"{name}, concurrency {load_label(concurrency)}"
-        yield label, gantt.window(rows[rows["repeat"] == rows["repeat"].max()])
+    """All stages at work in the middle of each cell's last repeat that counts."""
+    cells = [rows for _, rows in figures.by_cell(checks.counted(run, run.steps))]
+    for rows in figures.thin(pd.Series(cells, dtype=object), WINDOWS):
+        last = rows[rows["repeat"] == rows["repeat"].max()]
+        yield _label(run, last.iloc[0]), gantt.window(last)
 
 
 def _walks(run: Run) -> Iterator[tuple[str, tuple[go.Figure, go.Figure]]]:
     """The median and the slowest request of each cell, with timeline and playback buffer."""
     if not {"send_ns", "e2el_ms"} <= set(run.requests.columns):
         return
-    done = run.requests[run.requests["send_ns"].notna() & run.requests["e2el_ms"].notna()]
+    done = checks.counted(run, run.requests).dropna(subset=["send_ns", "e2el_ms"])
     chosen = []
-    for (name, concurrency), cell in done.groupby(["configuration", "concurrency"], sort=False, dropna=False):
+    for _, cell in figures.by_cell(done):
         ordered = cell.sort_values("e2el_ms")
-        chosen.append(
-            (f"{name}, concurrency {load_label(concurrency)}: median request", ordered.iloc[(len(cell) - 1) // 2])
-        )
+        chosen.append(("median", ordered.iloc[(len(cell) - 1) // 2]))
         if len(cell) > 2:
-            chosen.append((f"{name}, concurrency {load_label(concurrency)}: slowest request", ordered.iloc[-1]))
-    for label, row in figures.thin(pd.Series(chosen, dtype=object), REQUESTS):
+            chosen.append(("slowest", ordered.iloc[-1]))
+    for which, row in figures.thin(pd.Series(chosen, dtype=object), REQUESTS):
         walk = request.timeline(row, run.steps, run.chunks), request.playback_buffer(row)
-        yield f"{label} ({row['id']})", walk
+        yield f"{_label(run, row)}: {which} request ({row['id']})", walk
 
 
 def _players(run: Run) -> Iterator[dict[str, Any]]:
@@ -167,7 +166,7 @@ def _players(run: Run) -> Iterator[dict[str, Any]]:
     if "audio_file" not in run.requests:
         return
     saved = run.requests[run.requests["audio_file"].notna()]
-    turn = saved.groupby(["configuration", "concurrency"], sort=False, dropna=False).cumcount()
+    turn = saved.groupby(["configuration", "concurrency"], sort=False, dropna=False, observed=True).cumcount()
     room = AUDIO_BYTES
     for _, row in saved.loc[turn.sort_values(kind="stable").index[:PLAYERS]].iterrows():
         file = run.path / row["audio_file"]
@@ -178,7 +177,7 @@ def _players(run: Run) -> Iterator[dict[str, Any]]:
             return
         audio = file.read_bytes()
         yield {
-            "label": f"{row['configuration']}, concurrency {load_label(row['concurrency'])}",
+            "label": _label(run, row),
             "id": row["id"],
             "text": row.get("text") or "",
             "asked": row.get("target_text") or "",
@@ -191,6 +190,13 @@ def _players(run: Run) -> Iterator[dict[str, Any]]:
                 ("Underrun", text(row.get("audio_underrun_s"), NUMBER, unit=" s")),
             ],
         }
+
+
+def _label(run: Run, row: pd.Series) -> str:
+    """Which cell a request or step is of, and whether its repeat was captured."""
+    captured = any(one["repeat"] == row["repeat"] and "traces" in one for one in checks.runs_of(run, row))
+    label = f"{row['configuration']}, concurrency {load_label(row['concurrency'])}"
+    return f"{label}, captured with the profiler" if captured else label
 
 
 def waveform(audio: bytes) -> str:

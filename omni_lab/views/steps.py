@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from omni_lab.metrics.phases import CAUSES, HOST
 from omni_lab.views import theme
-from omni_lab.views.figures import load_label
+from omni_lab.views.figures import by_configuration, load_label
 
 BINS = 60
 """Bins of a histogram at most, of equal width on its logarithmic axis; where there are few gaps, there are less."""
@@ -74,7 +73,8 @@ def histogram(steps: pd.DataFrame) -> go.Figure:
 
     Shares of the gaps in bins of equal width on the logarithmic axis; dotted: the median, which the legend names.
     """
-    figure = go.Figure(layout={"template": theme.LIGHT, "title": {"text": f"{subject(steps)}: step gaps"}})
+    title = {"text": f"{subject(steps)}: gaps before steps of any kind"}
+    figure = go.Figure(layout={"template": theme.LIGHT, "title": title})
     found = gaps(steps)
     if found.empty:
         return theme.empty(figure)
@@ -175,11 +175,6 @@ def look(cause: str) -> dict:
 def loads_of(frame: pd.DataFrame) -> list[float | None]:
     """The concurrencies of a table in ascending order, open loop last."""
     return sorted(frame["concurrency"].unique(), key=lambda load: math.inf if pd.isna(load) else load)
-
-
-def by_configuration(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Name and rows of each configuration, in the order of the run."""
-    return iter(frame.groupby("configuration", sort=False))
 
 
 def subject(frame: pd.DataFrame, load: bool = True) -> str:

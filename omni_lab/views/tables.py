@@ -43,7 +43,7 @@ SUMMARY = (
 """Columns of the summary table: name in `cells`, heading, how it is written."""
 
 FIRST_WAVE = (
-    ("first_wave_requests", "Requests", COUNT),
+    ("first_wave_completed", "Requests", COUNT),
     ("first_wave_mean_ttft_ms", "TTFT mean, ms", NUMBER),
     ("first_wave_mean_audio_ttfp_ms", "TTFP mean, ms", NUMBER),
     ("first_wave_mean_audio_rtf", "RTF mean", NUMBER),
@@ -118,6 +118,8 @@ CAPTURES = (
     ("other_step_ms", "Step mean in the others, ms", NUMBER),
     ("gap_us_median", "Gap median in this repeat, µs", NUMBER),
     ("other_gap_us_median", "Gap median in the others, µs", NUMBER),
+    ("gap_us_max", "Longest gap in this repeat, µs", NUMBER),
+    ("other_gap_us_max", "Longest gap in the others, µs", NUMBER),
     ("request_throughput_per_s", "Requests / s in this repeat", NUMBER),
     ("other_request_throughput_per_s", "Requests / s in the others", NUMBER),
 )
@@ -136,7 +138,7 @@ def summary(cells: pd.DataFrame) -> Table:
 
 def first_wave(cells: pd.DataFrame) -> Table:
     """A row for each cell in which several requests started at once."""
-    waves = cells[cells["first_wave_requests"] > 1] if "first_wave_requests" in cells else cells.iloc[:0]
+    waves = cells[cells["first_wave_completed"] > 1] if "first_wave_completed" in cells else cells.iloc[:0]
     return _table(waves, CELL, FIRST_WAVE)
 
 
@@ -182,26 +184,22 @@ def ladder(run: Run) -> Table:
 def gaps(run: Run) -> Table | None:
     """The step-gap ladder: a row for each stage, configuration and concurrency; None if no gap was measured.
 
-    The last cell of a row says whether the causes add up to the time between two steps.
+    `Equal` says whether the causes add up to the time between two steps.
     """
     if "gap_schedule_us" not in run.stages or run.stages["gap_schedule_us"].isna().all():
         return None
     gap_us = sum(run.stages[f"gap_{cause}_us"] for cause in HOST)
     found = checks.sums(run)[["causes_us", "between_us", "agree"]]
     frame = run.stages.assign(gap_us=gap_us, of_step=gap_us / 10 / run.stages["step_ms"], **found)
-    table = _table(frame.sort_values("stage", kind="stable"), ("stage", *CELL), GAPS)
-    verdicts = frame.sort_values("stage", kind="stable")["agree"]
+    frame = frame.sort_values("stage", kind="stable")
     words = {True: {"text": "yes", "kind": "same"}, False: {"text": "no", "kind": "worse"}, None: _cell(MISSING)}
-    rows = [[*row, words[agree]] for row, agree in zip(table["rows"], verdicts, strict=True)]
-    return {"head": [*table["head"], "Equal"], "rows": rows}
+    return _with_verdict(_table(frame, ("stage", *CELL), GAPS), 3, [words[agree] for agree in frame["agree"]])
 
 
 def totals(run: Run) -> Table:
-    """What stages gave and clients got, a row for each cell; its last cell says what differs."""
+    """What stages gave and clients got, a row for each cell; `Equal` says what differs."""
     frame = checks.totals(run)
-    table = _table(frame, CELL, TOTALS)
-    rows = [[*row, _verdict(total)] for row, total in zip(table["rows"], _rows(frame), strict=True)]
-    return {"head": [*table["head"], "Equal"], "rows": rows}
+    return _with_verdict(_table(frame, CELL, TOTALS), len(CELL), [_verdict(total) for total in _rows(frame)])
 
 
 def captures(run: Run) -> Table:
@@ -245,6 +243,13 @@ def _table(frame: pd.DataFrame, keys: tuple[str, ...], columns: tuple[tuple[str,
     """Heading and cells of a table; `keys` name the columns that say what a row is about."""
     rows = [[*_keys(row, keys), *(_figure(row, *column) for column in columns)] for row in _rows(frame)]
     return {"head": [*(key.capitalize() for key in keys), *(heading for _, heading, _ in columns)], "rows": rows}
+
+
+def _with_verdict(table: Table, place: int, verdicts: list[dict[str, str]]) -> Table:
+    """The table with `Equal` behind what a row is about, where it is seen without scrolling."""
+    head = [*table["head"][:place], "Equal", *table["head"][place:]]
+    rows = zip(table["rows"], verdicts, strict=True)
+    return {"head": head, "rows": [[*row[:place], verdict, *row[place:]] for row, verdict in rows]}
 
 
 def _found(run: Run) -> dict[tuple[str, str, str], pd.Series]:

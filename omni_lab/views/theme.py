@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+import pandas as pd
 import plotly.graph_objects as go
 import plotly.io as pio
 
@@ -67,15 +66,19 @@ def empty(figure: go.Figure) -> go.Figure:
     return figure.update_layout(xaxis_visible=False, yaxis_visible=False, height=140)
 
 
-def style(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Colour, symbol and dash of each name, in order; more names than colours differ in symbol and dash."""
+def style(names: pd.Series) -> dict[str, dict[str, str]]:
+    """Colour, symbol and dash of each name, in order; more names than colours differ in symbol and dash.
+
+    A categorical's order counts, with what is missing in `names`: a configuration looks the same in all figures.
+    """
+    order = names.cat.categories if isinstance(names.dtype, pd.CategoricalDtype) else names.unique()
     return {
         name: {
             "color": PALETTE[i % len(PALETTE)],
             "symbol": SYMBOLS[i % len(SYMBOLS)],
             "dash": DASHES[(i + i // len(PALETTE)) % len(DASHES)],
         }
-        for i, name in enumerate(dict.fromkeys(names))
+        for i, name in enumerate(order)
     }
 
 

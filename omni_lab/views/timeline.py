@@ -9,10 +9,14 @@ from plotly.subplots import make_subplots
 
 from omni_lab.metrics.phases import CAUSES, HOST, STEP
 from omni_lab.views import theme
-from omni_lab.views.steps import CAUSE_NAMES, by_configuration, gaps, look, number, subject
+from omni_lab.views.figures import by_configuration
+from omni_lab.views.steps import CAUSE_NAMES, gaps, look, number, subject
 
 WINDOW = 8
 """Consecutive steps of one configuration."""
+
+NEAREST = 0.02
+"""This share of the gaps passes for the median: among them the one with the most even batch is shown."""
 
 LABEL_WIDTH = 0.12
 """Share of the picture's width that a gap's label needs; labels that would lie on another one are left to hovering."""
@@ -27,16 +31,24 @@ IN_TURN = ("payload", "send", "slot", "other", "input", "schedule")
 def timeline(steps: pd.DataFrame, count: int = WINDOW) -> go.Figure:
     """Decode steps as bars, before and after: a lane for each configuration in `steps`, which are of one stage.
 
-    Above, `count` consecutive steps of one worker around a gap of median length, all lanes from zero and on one scale:
+    Above, `count` consecutive steps of one worker around a gap of median length, all lanes from zero and on one scale,
+    at the same batch or the nearest that a lane has; the median is that of the decode steps at this batch:
     prepare, forward and sample as shades, what lies between as its causes, each gap's label the gap of the loop in µs
     ("+ wait" where waiting took longer). The label of the median gap is bold. Below, that gap alone, enlarged: its
     causes less the waiting. Code2Wav and others without decode steps show their most frequent kind. Lanes without a
     measured gap are left out.
     """
-    lanes = {str(name): lane for name, own in by_configuration(steps) if not (lane := _around_median(own, count)).empty}
-    title = {"text": f"{subject(steps)}: consecutive steps around the median gap"}
-    if not lanes:
+    found = {str(name): own for name, own in by_configuration(gaps(steps))}
+    if not found:
+        title = {"text": f"{subject(steps)}: consecutive steps"}
         return theme.empty(go.Figure(layout={"template": theme.LIGHT, "title": title}))
+    kinds = {name: _kind(own) for name, own in found.items()}
+    batch = _common([own.loc[own["kind"] == kinds[name], "batch"] for name, own in found.items()])
+    lanes = {name: _around_median(own, kinds[name], batch, count) for name, own in found.items()}
+    shown = sorted({lane.loc[lane["middle"], "batch"].item() for lane in lanes.values()})
+    words = f"{' or '.join(dict.fromkeys(kinds.values()))} steps around their median gap at batch "
+    words += " to ".join(f"{one:g}" for one in dict.fromkeys((shown[0], shown[-1])))
+    title = {"text": f"{subject(steps)}: consecutive {words}"}
     height = 46 * len(lanes)
     figure = make_subplots(2, 1, row_heights=[0.58, 0.42], vertical_spacing=min(0.3, 90 / (2 * height + 120)))
     _draw_steps(figure, lanes)
@@ -56,16 +68,24 @@ def timeline(steps: pd.DataFrame, count: int = WINDOW) -> go.Figure:
     return figure
 
 
-def _around_median(steps: pd.DataFrame, count: int) -> pd.DataFrame:
-    """At most `count` consecutive steps of one worker, of one kind, around the one whose gap is nearest to the median.
+def _kind(found: pd.DataFrame) -> str:
+    """Which steps are shown: decode steps, else the most frequent kind."""
+    return "decode" if (found["kind"] == "decode").any() else found["kind"].mode().iloc[0]
 
-    `start` and `end` in ms since the first one began; `middle` says which has the gap. Empty without a gap. Time
-    without a request ends a row of consecutive steps, for it is no gap.
+
+def _common(batches: list[pd.Series]) -> float:
+    """The batch that is most frequent where it is rarest; the median of all where the lanes share none."""
+    shares = pd.concat([one.value_counts(normalize=True) for one in batches], axis=1).fillna(0).min(axis=1)
+    return shares.idxmax() if shares.max() > 0 else pd.concat(batches).median()
+
+
+def _around_median(found: pd.DataFrame, kind: str, batch: float, count: int) -> pd.DataFrame:
+    """At most `count` consecutive steps of one worker and kind around a step whose batch is nearest to `batch`.
+
+    Of such steps one whose gap is nearest to their median, where the steps around it have that batch too if there is a
+    choice. `found` is what `gaps` gave. `start` and `end` in ms since the first one began; `middle` says which has the
+    gap. Time without a request ends a row of consecutive steps, for it is no gap.
     """
-    found = gaps(steps)
-    if found.empty:
-        return found
-    kind = "decode" if (found["kind"] == "decode").any() else found["kind"].mode().squeeze()
     before = found.shift()
     joined = (
         (found["worker"] == before["worker"])
@@ -77,8 +97,13 @@ def _around_median(steps: pd.DataFrame, count: int) -> pd.DataFrame:
     of_kind = found["kind"] == kind
     count = min(count, int(length[of_kind].max()))
     fits = of_kind & (length >= count) & (place >= min(1, count - 1))  # the gap lies between two steps that are shown
-    distance = (found["gap_us"] - found.loc[of_kind, "gap_us"].median()).abs()
-    middle = found.index.get_loc(distance[fits].idxmin())
+    off = (found["batch"] - batch).abs()
+    alike = off == off[fits].min()
+    uneven = (found["batch"].rolling(count, center=True, min_periods=1).mean() - found["batch"]).abs().round()
+    distance = (found["gap_us"] - found.loc[of_kind & alike, "gap_us"].median()).abs()
+    choice = pd.DataFrame({"uneven": uneven, "distance": distance})[fits & alike]
+    choice = choice[choice["distance"] <= choice["distance"].quantile(NEAREST)]
+    middle = found.index.get_loc(choice.sort_values(["uneven", "distance"], kind="stable").index[0])
     first = middle - min(max(count // 2, place.iloc[middle] + count - length.iloc[middle]), place.iloc[middle])
     lane = found.iloc[first : first + count]
     start, end = ((lane[f"{side}_ns"] - lane["start_ns"].iloc[0]) / 1e6 for side in ("start", "end"))

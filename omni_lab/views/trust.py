@@ -20,6 +20,8 @@ LITTLE = 0.1
 FIRST_WAVE = 0.25
 """Above this share the requests that all started at once, on an empty system, colour the figures."""
 
+OTHERS = 0.2
+"""Above this share of the machine's processors other programs colour the figures."""
 
 CLOCK_SHARE = 0.01
 """Above this share of the shortest mean step the step clock's own cost colours the figures."""
@@ -33,7 +35,9 @@ def warnings(run: Run) -> list[str]:
     if run.cells.empty:
         return ["The run has no finished cell."]
     reasons = [
-        f"{_name(cell)}: {reason}" for _, cell in run.cells.iterrows() for reason in _reasons(cell, _inline(run, cell))
+        f"{_name(cell)}: {reason}"
+        for _, cell in run.cells.iterrows()
+        for reason in _reasons(cell, checks.runs_of(run, cell), _inline(run, cell))
     ]
     return not_in_effect(run.record) + reasons + list(_unequal(run)) + list(_disturbed(run))
 
@@ -60,14 +64,23 @@ def findings(run: Run) -> list[str]:
         if len(sums)
         else "Causes of the gaps against the time between two steps: not measured."
     )
+    shares = [checks.others_share(checks.runs_of(run, cell)) for _, cell in run.cells.iterrows()]
+    known = [share for share in shares if share is not None]
+    said.append(
+        f"Other programs used at most {100 * max(known):.0f} % of the processors while a repeat ran "
+        f"(known for {len(known)} of {len(shares)} cells)."
+        if known
+        else "What other programs used of the processors: not measured."
+    )
     captured = checks.captures(run)
     if captured.empty:
-        said.append("No repeat was captured with the profiler.")
-    else:
-        error_us = captured["alignment_us"].max()
-        clocks = "is not known" if pd.isna(error_us) else f"is at most {error_us:.3g} µs"
-        said.append(f"Windows captured with the profiler: {len(captured)}; the error of their clocks {clocks}.")
-    return said
+        return [*said, "No repeat was captured with the profiler."]
+    windows = captured[captured["steps"] > 0]
+    error_us = windows["alignment_us"].max()
+    clocks = "is not known" if pd.isna(error_us) else f"is at most {error_us:.3g} µs"
+    told = f"Windows captured with the profiler: {len(windows)}; the error of their clocks {clocks}."
+    without = len(captured) - len(windows)
+    return [*said, f"{told} In {without} more no step was recorded." if without else told]
 
 
 def not_in_effect(record: dict[str, Any]) -> list[str]:
@@ -113,7 +126,7 @@ def _inline(run: Run, cell: pd.Series) -> bool:
     return experiment.get("executor") == "inline" and experiment.get("target", "pipeline") == "pipeline"
 
 
-def _reasons(cell: pd.Series, inline: bool) -> Iterator[str]:
+def _reasons(cell: pd.Series, runs: list[dict[str, Any]], inline: bool) -> Iterator[str]:
     completed, failed = _number(cell, "completed"), _number(cell, "failed")
     if completed == 0:
         yield "no request was completed."
@@ -122,6 +135,11 @@ def _reasons(cell: pd.Series, inline: bool) -> Iterator[str]:
     busy = _number(cell, "client_busy_share")
     if busy is not None and busy > CLIENT_BUSY and not inline:
         yield f"the client was busy {busy:.0%} of the time, so it may delay what it measures."
+    others = checks.others_share(runs)
+    if others is not None and others > OTHERS:
+        yield (
+            f"other programs used {100 * others:.0f} % of the processors, so times are longer than they would be alone."
+        )
     little = _number(cell, "littles_law_ratio")
     if little is not None and abs(little - 1) > LITTLE and not failed:
         yield (
@@ -132,12 +150,16 @@ def _reasons(cell: pd.Series, inline: bool) -> Iterator[str]:
         yield f"the speech of {cut:g} answers was cut at the limit of codec frames."
     if lost := _number(cell, "lost_steps"):
         yield f"{lost:g} steps were not recorded, so the stages' figures are of the rest."
-    first, concurrency = _number(cell, "first_wave_requests"), _number(cell, "concurrency")
+    first, concurrency = _number(cell, "first_wave_completed"), _number(cell, "concurrency")
     if first and completed and concurrency != 1 and first / completed > FIRST_WAVE:
         yield f"{min(1.0, first / completed):.0%} of the requests are of the first wave, which started all at once."
     repeats = _number(cell, "repeats")
     if repeats is not None and repeats < 2:
-        yield "one repeat only, so the spread between repeats is not measured."
+        what = "one repeat only"
+        if len(runs) > 1 and any("traces" in one for one in runs):
+            rest = "the other was" if len(runs) == 2 else "the others were"
+            what = f"one of {len(runs)} repeats counts, {rest} captured"
+        yield f"{what}, so the spread between repeats is not measured."
 
 
 def _name(cell: pd.Series) -> str:

@@ -17,6 +17,7 @@ from omni_lab.tracing.capture import Traces, capture
 from omni_lab.workload.arrivals import poisson_arrivals
 from omni_lab.workload.client import Sent, closed_loop, open_loop
 from omni_lab.workload.dataset import Dataset, Prompt
+from omni_lab.workload.machine import Reading, others_share
 from omni_lab.workload.open_target import Open, Progress, open_target
 from omni_lab.workload.plan import Unit
 from omni_lab.workload.requests import make_request
@@ -65,8 +66,10 @@ async def _run_unit(target: Target, unit: Unit, dataset: Dataset, directory: Run
     async with AsyncExitStack() as stack:
         if experiment.profile.enabled and unit.repeat == 0 and isinstance(target, PipelineTarget):
             traces = await stack.enter_async_context(_captured(target.pipeline, unit, directory, rows, progress))
+        machine = Reading()
         with progress(unit.label, count) as tick:
             sent = await _send(target, requests, unit, keep_audio, tick)
+        others = others_share(machine, Reading())
         rows += sent.rows
     measured = traces.measured if traces else await target.take_records()
     fixed_frames = workload.output.codec_frames is not None
@@ -74,6 +77,7 @@ async def _run_unit(target: Target, unit: Unit, dataset: Dataset, directory: Run
     figures["stages"] = stage_figures(measured.steps, figures["duration"], target.replicas)
     add_counts(figures["stages"], before.counters, measured.counters)
     figures["lost_steps"] = measured.lost_steps
+    figures["others_cpu_share"] = others
     for row, request, prompt in zip(sent.rows, requests, prompts, strict=False):
         row.labels = _labels(target, experiment, row, request, prompt, directory.save_audio(row, SAMPLE_RATE))
     lines = [request_line(row, SAMPLE_RATE, unit.concurrency) for row in sent.rows]
