@@ -55,6 +55,21 @@ def test_plain_kernels(tmp_path: Path) -> None:
     assert analysis.gaps.step.tolist() == list(range(1, 40))
 
 
+@pytest.mark.parametrize("duration", [None, float("nan"), 1e30])
+def test_kernels_without_an_end_are_no_idle_time(duration: float | None, tmp_path: Path) -> None:
+    program = decoder()
+    for event in [one for one in program.events if one.get("cat") == "kernel"][::3]:
+        event["dur"] = duration
+    refused(program.write(tmp_path / "a.json"), "events are damaged")
+
+
+def test_steps_that_take_no_time_have_no_gap(tmp_path: Path) -> None:
+    program = Program()
+    for step in range(5):
+        program.range(f"step {step} decode batch=1 tokens=1", 100 * step, 100 * step)
+    refused(program.write(tmp_path / "a.json"), "no gap between two steps that take any time")
+
+
 def test_what_fills_the_gaps_is_the_hosts_own_time(tmp_path: Path) -> None:
     """Each gap: 10 µs of synchronization, 10 of the step's own, 10 of nothing, 200 of detokenize, 60 of nothing, then
     the next step: 2 µs of its own, 1 of embedding, 2 of the launch, 3 of embedding again, 2 of its own."""

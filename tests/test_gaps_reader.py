@@ -90,7 +90,9 @@ def test_numbers_and_letters_that_are_not_json_are_read(tmp_path: Path) -> None:
     program = decoder(12)
     program.range("inf nan", 20_000, 20_001, bandwidth="@inf@", share="@nan@", text="it is -inf")
     program.range("odd", 20_002, 20_003, correlation="seven", device=[1, 2])
-    program.events.append({"ph": "X", "cat": "cpu_op", "name": "list", "pid": PID, "ts": ORIGIN, "args": ["a"]})
+    program.events.append(
+        {"ph": "X", "cat": "cpu_op", "name": "list", "pid": PID, "ts": ORIGIN, "dur": 1, "args": ["a"]}
+    )
     text = json.dumps(program.document()).replace('"@inf@"', "-inf").replace('"@nan@"', "nan")
     (tmp_path / "a.json").write_bytes(text.encode().replace(b"detokenize", b"d\xe9tokenize"))
     trace = read_trace(tmp_path / "a.json")

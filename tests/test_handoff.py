@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni_lab.core import CLIENT, Payload, Sampling
-from omni_lab.engine.clock import PhaseTimer
+from omni_lab.engine.clock import OTHER, SLOT, PhaseTimer
 from omni_lab.engine.output import AsyncOutput, SyncOutput
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.pipeline.handoff import ChunkedHandoff, WholeHandoff, chunk_sizes
@@ -117,6 +117,7 @@ def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -
     thread.join()
     path.drain()
     assert started == list(range(6))
+    assert path.timer.totals[SLOT] >= 200_000_000 and path.timer.phase == OTHER
     path.close()
 
 

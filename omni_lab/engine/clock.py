@@ -51,8 +51,8 @@ class StepClock(PhaseTimer):
         self.steps: dict[str, int] = {}
         self.count = 0
 
-    def record(self, name: str, batch: int, tokens: int, kind: str) -> None:
-        """The step that just ended, at `since`: its result is on the host, and the payload phase has begun."""
+    def record(self, name: str, batch: int, tokens: int, kind: str) -> int:
+        """The step that just ended, its result on the host: it ended, and the payload phase began, when this says."""
         if self.phase < PAYLOAD:  # a step that failed on its way
             self.enter(PAYLOAD)
         spent, end_ns, words = self.totals, self.since, self.words
@@ -66,6 +66,7 @@ class StepClock(PhaseTimer):
         self.steps[name] = step + 1
         self.count += 1
         self.totals = [0] * len(PHASES)
+        return end_ns
 
     def add(self, name: str, start_ns: int, end_ns: int, batch: int, tokens: int, kind: str) -> None:
         """A step inside the running one, such as a stage of a model that runs as a whole: a row without a gap."""

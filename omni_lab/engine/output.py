@@ -88,19 +88,14 @@ class AsyncOutput:
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
         self._raise()
         if emissions:
-            job = partial(self.inside.build, gather(emissions), emissions, produced_ns)
-            try:
-                self.jobs.put_nowait(job)
-            except queue.Full:
-                self.timer.enter(SLOT)
-                self.jobs.put(job)
+            self._put(partial(self.inside.build, gather(emissions), emissions, produced_ns))
 
     @property
     def counters(self) -> dict[str, int]:
         return {"beside_ns": self.beside.totals[PAYLOAD] + self.beside.totals[SEND]}
 
     def drop(self, request_id: str) -> None:
-        self.jobs.put(partial(self.inside.drop, request_id))
+        self._put(partial(self.inside.drop, request_id))
 
     def drain(self) -> None:
         """Wait until everything emitted so far is sent."""
@@ -110,6 +105,15 @@ class AsyncOutput:
     def close(self) -> None:
         self.jobs.put(None)
         self.thread.join(timeout=10.0)
+
+    def _put(self, job: Callable[[], None]) -> None:
+        try:
+            self.jobs.put_nowait(job)
+        except queue.Full:
+            phase = self.timer.phase
+            self.timer.enter(SLOT)
+            self.jobs.put(job)
+            self.timer.enter(phase)
 
     def _build(self) -> None:
         while (job := self.jobs.get()) is not None:

@@ -123,8 +123,8 @@ class Worker:
             try:
                 emissions, tokens = self.stage.step(kind, batch)
             finally:
-                self.clock.record(self.stage.name, len(batch), tokens, kind)
-            self.output.emit(emissions, self.clock.since)
+                ended_ns = self.clock.record(self.stage.name, len(batch), tokens, kind)
+            self.output.emit(emissions, ended_ns)
         except PipelineError:
             raise
         except Exception as error:  # a step serves many requests: all of them hear of it, the worker goes on
@@ -180,9 +180,13 @@ class Worker:
                 self.output.drain()
                 self.outboxes[CLIENT, 0].send(*self.records())
             case StartCapture():
+                self.clock.enter(IDLE)  # loading the profiler and writing a trace is no work of the stage
                 self.outboxes[CLIENT, 0].send(self.capture.start(message))
+                self.clock.enter(SCHEDULE)
             case StopCapture():
+                self.clock.enter(IDLE)
                 self.outboxes[CLIENT, 0].send(self.capture.stop())
+                self.clock.enter(SCHEDULE)
             case Shutdown():
                 self.stopped = True
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 WAITS = ("idle", "input", "slot")
-"""idle: there is no request. input: requests are there, and none has the input for its next step. slot: there is no
-room in the output path, or, with the inline executor, other stages have the thread."""
+"""idle: there is no request, or the profiler has the thread. input: requests are there, and none has the input for its
+next step. slot: there is no room in the output path, or, with the inline executor, other stages have the thread."""
 
 STEP = ("prepare", "forward", "sample")
 """The step itself, until its result is on the host. Where the network has a process of its own, forward is the call."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omni_lab.connectors.wire import Captured, Capturing, Message, StartCapture, StopCapture
-from omni_lab.tracing.profiler import CaptureError
+from omni_lab.tracing.profiler import PIECE, CaptureError
 from omni_lab.tracing.worker_trace import trace_path
 
 READY_S = 120.0
@@ -38,11 +38,13 @@ class Captures:
         self.send = send
         self.shared = shared
         self.running: list[Worker] = []
+        self.directory = Path()
         self.progress: dict[Worker, Capturing] = {}
         self.captured: dict[Worker, Captured] = {}
         self.heard: Callable[[Capturing], None] = lambda told: None
         self.news = asyncio.Event()
         self.gone = ""
+        self.lost: dict[Worker, str] = {}
 
     async def start(
         self,
@@ -79,7 +81,9 @@ class Captures:
             raise CaptureError(f"expected a directory that can be made, got {directory} ({error.strerror})") from None
         chosen = [stage for stage in self.replicas if stages is None or stage in stages]
         self.running = [(stage, replica) for stage in chosen for replica in range(self.replicas[stage])]
+        self.directory = Path(directory)
         self.progress, self.captured, self.heard = {}, {}, heard
+        self.lost = {worker: self.down[worker] for worker in self.running if worker in self.down}
         for stage, replica in self.running:  # one that takes no step must not seem to have written an old trace
             trace_path(directory, f"{stage}_r{replica}").unlink(missing_ok=True)
         base_ns = time.time_ns() - time.monotonic_ns()
@@ -87,7 +91,13 @@ class Captures:
         order = StartCapture(where, skip_steps, steps, stacks, memory, max_mb, max_s, base_ns, self.shared)
         for stage, replica in self.running:
             self.send(stage, replica, order)
-        silent = await self._wait(self.progress, READY_S)
+        try:
+            silent = await self._wait(self.progress, READY_S)
+        except asyncio.CancelledError:
+            for stage, replica in self.running:
+                self.send(stage, replica, StopCapture())
+            self.running = []
+            raise
         errors = [told.error for told in self.progress.values() if told.error]
         if silent or errors:
             await self.stop()
@@ -100,10 +110,13 @@ class Captures:
         """
         if not self.running:
             raise CaptureError("no capture runs; start one first")
+        self.captured = {}
         for stage, replica in self.running:
             self.send(stage, replica, StopCapture())
         silent = await self._wait(self.captured, WRITE_S)
         workers, self.running = self.running, []
+        for piece in self.directory.glob(f"{PIECE}*"):  # of a worker that was killed
+            piece.unlink(missing_ok=True)
         missing = iter(silent)
         return [self.captured.get(worker) or Captured(*worker, error=next(missing)) for worker in workers]
 
@@ -123,8 +136,9 @@ class Captures:
             self.heard(message)
         self.news.set()
 
-    def ended(self) -> None:
-        """A worker has ended: whoever waits looks anew."""
+    def ended(self, worker: Worker, cause: str) -> None:
+        """A worker has ended, and its capture with it: another that takes its place knows of none."""
+        self.lost[worker] = cause
         self.news.set()
 
     def end(self, cause: str) -> None:
@@ -137,7 +151,7 @@ class Captures:
         deadline = time.monotonic() + seconds
         while missing := [worker for worker in self.running if worker not in answers]:
             left = deadline - time.monotonic()
-            if left <= 0 or self.gone or all(worker in self.down for worker in missing):
+            if left <= 0 or self.gone or all(worker in self.lost for worker in missing):
                 break
             self.news.clear()
             try:
@@ -146,6 +160,6 @@ class Captures:
                 continue
         late = self.gone or f"{seconds:.0f} s were too few"
         return [
-            f"{stage}_r{replica}: no answer, because {self.down.get((stage, replica), late)}"
+            f"{stage}_r{replica}: no answer, because {self.lost.get((stage, replica), late)}"
             for stage, replica in missing
         ]

@@ -284,7 +284,7 @@ class Pipeline:
             case Broken(stage, replica, error, lost):
                 self.down[stage, replica] = error
                 self.collector.ended((stage, replica), lost)
-                self.captures.ended()
+                self.captures.ended((stage, replica), error)
                 for flight in list(self.requests.values()):
                     if flight.routes.get(stage) == replica:
                         cause = f"stage {stage}, replica {replica}, request {flight.request_id}: {error}"

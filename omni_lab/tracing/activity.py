@@ -149,6 +149,8 @@ def measure(steps: Steps, activity: Activity, pauses: Events, steps_of_device: b
     step = np.flatnonzero(active[1:] & active[:-1]) + 1
     low, high = reach[step - 1], np.maximum(begin[step], reach[step - 1])
     counted = union(np.concatenate([busy[0], pauses.start]), np.concatenate([busy[1], pauses.end]))
+    if not len(step):
+        faults.append("no gap between two steps that take any time")
     gap_ns = high - low - overlap(*counted, low, high)
     idle = intersection(*between(*counted), *union(low[high > low], high[high > low]))
     begin, finish = begin[active], finish[active]

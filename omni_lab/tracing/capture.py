@@ -75,6 +75,7 @@ async def capture(
     a worker that took no step is no error: see `Traces.errors`.
     """
     traces = Traces(Path(directory))
+    (traces.directory / MERGED).unlink(missing_ok=True)
     limits = {"max_mb": max_mb, "max_s": max_s, "heard": heard}
     await pipeline.captures.start(
         directory, stages, skip_steps=skip_steps, steps=steps, stacks=stacks, memory=memory, **limits

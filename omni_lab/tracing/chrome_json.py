@@ -116,7 +116,7 @@ class EventStream:
         for between in list(BETWEEN.finditer(text, max(0, len(text) - (1 << 16))))[-3:][::-1]:
             try:
                 return self.decoder.decode(b"[" + text[: between.start() + 1] + b"]"), between.end() - 1, False
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
         spans, closed = self._scan(text)
         if not spans:
@@ -124,7 +124,7 @@ class EventStream:
         end = spans[-1][1]
         try:
             events = self.decoder.decode(b"[" + text[:end] + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             events = [event for begin, stop in spans if (event := self._repaired(text[begin:stop])) is not None]
         return events, SEPARATOR.match(text, end).end(), closed
 
@@ -161,7 +161,7 @@ class EventStream:
             if isinstance(args.get("correlation"), int):
                 scalars["correlation"] = args["correlation"]
             return msgspec.convert(raw | {"args": scalars}, Event, strict=False)
-        except (msgspec.MsgspecError, AttributeError):
+        except (msgspec.MsgspecError, AttributeError, RecursionError):
             self.damaged += 1
             return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ ANCHORS, MOST_ANCHORS, TIGHT_NS = 8, 200, 20_000
 PIECE_MB, PIECE_S = 64.0, 5.0
 """A piece is cut at about so many MB of JSON, or after so long: to write one takes some tens of ms for each MB."""
 
+PIECE = ".capture-"
+"""How the names of pieces begin."""
 
 Anchors = list[tuple[int, int]]
 """The monotonic times just before and just after each anchor began."""
@@ -167,6 +170,9 @@ class Recorder:
     def close(self) -> None:
         self.opened -= 1
         if not self.opened:
+            if self.running:  # a capture failed within its window
+                with suppress(CaptureError, OSError, RuntimeError):
+                    self.profiler.stop(None)
             self.running = 0
             for piece in self.pieces:
                 piece.path.unlink(missing_ok=True)
@@ -174,7 +180,7 @@ class Recorder:
             self.written_steps = 0
 
     def _begin(self) -> None:
-        name = f".capture-{os.getpid()}{self.label}-{len(self.pieces)}.json"
+        name = f"{PIECE}{os.getpid()}{self.label}-{len(self.pieces)}.json"
         self.piece = Piece(Path(self.options.directory) / name, self.profiler.start(self.options))
         self.steps, self.began = 0, time.monotonic()
 
@@ -208,6 +214,8 @@ class LocalProfiler:
 
     def stop(self, path: Path | None) -> tuple[Anchors, int]:
         """Writes what was recorded, if there is a path; the anchors at the end and the bytes written."""
+        if self.running is None:
+            raise CaptureError("the profiler does not run: a piece could not be written")
         anchors = take_anchors()
         profiler, self.running = self.running, None
         profiler.stop()

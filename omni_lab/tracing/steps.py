@@ -42,6 +42,9 @@ MARKERS = (
 """The first that occurs in a process is used. vLLM 0.30 writes execute_..., and its scopes if
 VLLM_CUSTOM_SCOPES_FOR_PROFILING is set; ProfilerStep comes last, for it also spans what lies between steps."""
 
+MOST_DIGITS = 18
+"""Of a number in the name of a step; what is none, or does not fit into 64 bits, is not known."""
+
 
 @dataclass(slots=True)
 class Steps:
@@ -143,7 +146,8 @@ def _values(match: re.Match[str]) -> dict[str, int | str]:
     groups = match.groupdict()
 
     def total(key: str) -> int:
-        parts = [int(value) for name, value in groups.items() if name.rstrip("0123456789") == key and value]
+        texts = [value for name, value in groups.items() if name.rstrip("0123456789") == key and value]
+        parts = [int(text) for text in texts if text.isdecimal() and len(text) <= MOST_DIGITS]
         return sum(parts) if parts else -1
 
     return {

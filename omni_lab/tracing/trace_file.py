@@ -20,6 +20,10 @@ IGNORED = frozenset({"gpu_user_annotation", "overhead", "cuda_profiler_range", "
 """Not what a thread does: copies of host ranges on the device's rows, and the profiler's own."""
 
 
+LATEST_US = 9e15
+"""Times that 64 bits of ns hold, 285 years."""
+
+
 @dataclass(frozen=True, slots=True)
 class Events:
     """Ranges as columns, one row a range, in the order of the file. Times in ns of the trace's clock.
@@ -151,7 +155,7 @@ class _Columns:
 
     def _place(self, event: Event, tables: dict[str, list[Event]]) -> None:
         category = event.cat
-        if event.ts is None or (event.dur is not None and event.dur < 0):
+        if event.ts is None or event.dur is None or event.dur < 0 or abs(event.ts) + event.dur > LATEST_US:
             self.trace.damaged += 1
         elif category in DEVICE:
             tables["device"].append(event)
@@ -193,7 +197,8 @@ class _Columns:
 
 
 def _correlation(event: Event) -> int:
-    return -1 if event.args is None or event.args.correlation is None else event.args.correlation
+    found = None if event.args is None else event.args.correlation
+    return -1 if found is None or not -1 <= found < 2**63 else found
 
 
 def _device(event: Event) -> tuple[int | str | None, int | str | None]:

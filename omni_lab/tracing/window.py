@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch.profiler import record_function
 
 from omni_lab.connectors.wire import Captured, Capturing, StartCapture
-from omni_lab.engine.clock import OTHER, PHASES, SCHEDULE, PhaseTimer, StepClock
+from omni_lab.engine.clock import IDLE, PHASES, SCHEDULE, PhaseTimer, StepClock
 from omni_lab.metrics.phases import STEP, WAITS
 from omni_lab.tracing.profiler import RECORDER, CaptureError, Options
 from omni_lab.tracing.worker_trace import Recorded, range_name, trace_path, write_worker_trace
@@ -120,6 +120,8 @@ class WorkerCapture:
 
     def _nothing(self) -> str:
         skipped = self.order.skip_steps - self.skip
+        if self.recorded.stopped_by == "max_mb":
+            return f"no step was recorded, because one alone is larger than max_mb {self.order.max_mb:g}; raise it"
         if self.skip:
             return (
                 f"no step was recorded, because it took only {skipped} steps and skip_steps is "
@@ -127,18 +129,19 @@ class WorkerCapture:
             )
         return "no step was recorded, because it took none in the window; send requests while the capture runs"
 
-    def _record(self, name: str, batch: int, tokens: int, kind: str) -> None:
+    def _record(self, name: str, batch: int, tokens: int, kind: str) -> int:
         """In the place of the clock's `record`."""
         clock = self.worker.clock
         number = clock.steps.get(name, 0)
-        StepClock.record(clock, name, batch, tokens, kind)
+        ended_ns = StepClock.record(clock, name, batch, tokens, kind)
         if name != self.worker.stage.name:  # a step inside the step
-            return
+            return ended_ns
         if self.state == "recording":
             self.recorded.steps[number] = (kind, batch, tokens)
             self._stepped()
         elif self.state == "waiting":
             self._skipped()
+        return ended_ns
 
     def _enter(self, phase: int) -> None:
         """In the place of the clock's `enter`: ranges for what the worker does, notes of what it waits for."""
@@ -237,7 +240,7 @@ class WorkerCapture:
         """What the profiler needs for itself is no work of the stage, and its failure none of the worker's."""
         clock, waits = self.worker.clock, self.recorded.waits
         phase, since = clock.phase, clock.since
-        PhaseTimer.enter(clock, OTHER)
+        PhaseTimer.enter(clock, IDLE)
         began = clock.since
         if self.state == "recording" and phase in WAITING:
             waits.append((PHASES[phase], since, began))
