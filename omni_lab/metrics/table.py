@@ -31,7 +31,10 @@ def cell_table(cells: Sequence[Cell]) -> str:
 def ratio_table(cells: Sequence[Cell]) -> str:
     """Every figure divided by that of the first configuration at the same concurrency, and its 95 % interval."""
     others = [cell for cell in cells if cell["configuration"] != cells[0]["configuration"]]
+    ratios = [found for cell in others for found in (cell["relative"] or {}).values() if found]
     legend = "(low-high): 95 % interval over the repeats; none: 1 lies in it, the difference is within noise"
+    if any(found["verdict"] == FEW for found in ratios):
+        legend = f"{legend}\n?: {FEW} for an interval, so whether there is a difference is not known"
     return f"{_table(others, _ratio)}\n{legend}"
 
 
@@ -40,7 +43,7 @@ def _ratio(cell: Cell, name: str, _: str) -> str:
     if found is None:
         return "-"
     if found["verdict"] == FEW:
-        return f"x{found['ratio']:.3g} ({FEW})"
+        return f"x{found['ratio']:.3g}?"
     word = "none" if found["verdict"] == NOISE else f"x{found['ratio']:.3g}"
     return f"{word} ({found['low']:.3g}-{found['high']:.3g})"
 
