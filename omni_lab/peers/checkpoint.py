@@ -130,7 +130,7 @@ def write_tokenizer(directory: Path) -> None:
 
     from omni_lab.zoo import nano_config, nano_tokenizer
 
-    nano_tokenizer.save(directory)
+    nano_tokenizer.save(nano_tokenizer.train(), directory)
     nano = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     fixed = {("Ċ" if role == "\n" else role): index for role, index in ROLE_TOKENS.items()} | SPECIAL_TOKENS
     ordinary = [token for token, index in nano["vocab"].items() if index < nano_config.ORDINARY_TOKENS]

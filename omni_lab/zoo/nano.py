@@ -27,7 +27,7 @@ def build(directory: Path) -> None:
     model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig(**copy.deepcopy(NANO))).eval()
     draw_weights(model)
     model.save_pretrained(directory)
-    nano_tokenizer.save(directory)
+    nano_tokenizer.save(nano_tokenizer.train(), directory)
     for name, content in (("generation_config.json", GENERATION), ("preprocessor_config.json", PREPROCESSOR)):
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -69,9 +69,8 @@ def train() -> Tokenizer:
     return tokenizer
 
 
-def save(directory: Path) -> None:
-    """Write tokenizer, its configuration and the chat template as transformers' AutoTokenizer expects them."""
-    tokenizer = train()
+def save(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write a tokenizer, its configuration and the chat template as transformers' AutoTokenizer expects them."""
     tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer.model.save(str(directory))  # vocab.json and merges.txt
     config = {

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from omni_lab.zoo import nano_tokenizer
 from omni_lab.zoo.nano_config import GENERATION, PREPROCESSOR
-from omni_lab.zoo.training import network, tokenizer, trainer
+from omni_lab.zoo.training import network, trainer
 
 
 def export(folder: Path, target: Path) -> None:
@@ -31,7 +32,7 @@ def export(folder: Path, target: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     voice.to(torch.bfloat16).save_pretrained(scratch)
-    tokenizer.save(pieces, scratch)
+    nano_tokenizer.save(pieces, scratch)
     generation = GENERATION | {"talker_max_new_tokens": 400}
     for name, content in (("generation_config.json", generation), ("preprocessor_config.json", PREPROCESSOR)):
         (scratch / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

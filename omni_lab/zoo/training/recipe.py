@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from omni_lab.zoo import nano_tokenizer
 from omni_lab.zoo.training import codes, corpus, evaluation, grammar, network, plots, speech, tokenizer, trainer
 from omni_lab.zoo.training.codec import CodecTask
 from omni_lab.zoo.training.codes import Codebooks
@@ -141,7 +142,7 @@ class Recipe:
         texts = self.repertoire * 3 + corpus.training_sentences(min(6000, self.size.sentences), seed=3)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
-        tokenizer.save(tokenizer.train(texts), scratch)
+        nano_tokenizer.save(tokenizer.train(texts), scratch)
         scratch.rename(folder)
 
     def thinker(self, portion: float) -> None:

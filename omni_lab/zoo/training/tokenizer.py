@@ -6,13 +6,12 @@ Short pieces spell: the same letters give the same pieces in every word, also in
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from omni_lab.models.qwen3_omni.tokenizer import WORD_PATTERN
-from omni_lab.zoo.nano_config import CHAT_TEMPLATE, ORDINARY_TOKENS, ROLE_TOKENS, TEXT_VOCAB
+from omni_lab.zoo.nano_config import ORDINARY_TOKENS, ROLE_TOKENS, TEXT_VOCAB
 from omni_lab.zoo.training.network import TEXT_WIDTH, VOICE_TOKENS
 
 LONGEST = 4
@@ -63,29 +62,6 @@ def _with_roles(tokenizer: Tokenizer) -> tuple[list[str], list[tuple[str, str]]]
             first += piece
             pieces[first] = None
     return list(pieces), merges
-
-
-def save(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write it with its configuration and the chat template, as transformers' AutoTokenizer expects them."""
-    tokenizer.save(str(directory / "tokenizer.json"))
-    tokenizer.model.save(str(directory))  # vocab.json and merges.txt
-    config = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "padding_side": "left",
-        "model_max_length": 4096,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "unk_token": "<|endoftext|>",
-        "audio_token": "<|audio_pad|>",
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "audio_bos_token": "<|audio_start|>",
-        "audio_eos_token": "<|audio_end|>",
-        "vision_bos_token": "<|vision_start|>",
-        "vision_eos_token": "<|vision_end|>",
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 def embeddings(tokenizer: Tokenizer) -> torch.Tensor:
