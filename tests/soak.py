@@ -31,9 +31,6 @@ from tests.pipelines import Answer, ask, ask_all, experiment
 DISTINCT = 48
 """Requests whose answers are known from a run without trouble; the others repeat them."""
 
-GROWTH = 0.05
-"""Of its memory after warm-up that a process may have gained at the end."""
-
 SHORT = (
     "workload.output={text_tokens: 8, codec_frames: 8}",
     "stages.thinker.sampling={temperature: 0.0}",
@@ -44,13 +41,17 @@ SHORT = (
 
 @dataclass(frozen=True)
 class Trouble:
-    """How much of it. `warmup` requests end after a process began before its memory is first looked at."""
+    """How much of it. `warmup` requests end after a process began before its memory is first looked at.
+
+    `growth` is the share of that memory that it may have gained at the end.
+    """
 
     requests: int
     concurrency: int
     kills: int
     warmup: int
     aborts: float = 0.2
+    growth: float = 0.05
     seed: int = 0
 
 
@@ -83,7 +84,7 @@ class Report:
             if level.after_warmup is None or level.end is None:
                 continue
             (memory, descriptors), (memory_at_end, descriptors_at_end) = level.after_warmup, level.end
-            if memory_at_end > (1 + GROWTH) * memory:
+            if memory_at_end > (1 + trouble.growth) * memory:
                 problems.append(f"{name}: memory grew from {memory / 1e6:.1f} to {memory_at_end / 1e6:.1f} MB")
             if descriptors != descriptors_at_end:
                 problems.append(f"{name}: {descriptors} descriptors became {descriptors_at_end}")
