@@ -10,6 +10,7 @@ import threading
 import httpx
 import pytest
 
+from omni_lab.serve import listen
 from omni_lab.server.app import build_app
 from omni_lab.server.service import Service
 from tests.pipelines import experiment
@@ -227,3 +228,13 @@ def test_503_before_the_stages_answer_and_after_one_is_gone(nano):
                 assert "omni_ready 0.0" in (await client.get("/metrics")).text
 
     asyncio.run(run())
+
+
+def test_small_events_are_sent_at_once() -> None:
+    """Nagle's algorithm would hold each back until the client has acknowledged the one before, 40 ms later."""
+    with (
+        listen("127.0.0.1", 0, slow_reader_s=1.0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
