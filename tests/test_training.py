@@ -27,6 +27,14 @@ SECONDS = 24
 """Of training in all, for the three networks together."""
 
 
+def test_rotary_sections_fill_each_stages_own_heads():
+    config = network.config()
+    for stage in ("thinker_config", "talker_config"):
+        text = config[stage]["text_config"]
+        head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        assert 2 * sum(text["rope_parameters"]["mrope_section"]) == head
+
+
 def test_a_frame_holds_whole_cycles_and_its_pitch_moves():
     all_codes = np.arange(codes.ENTRIES_A_BOOK)
     turns, frequency = pitch.phase(all_codes, pitch.FRAME)

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from omni_lab.settings import merge
 from omni_lab.zoo.nano_config import CODEBOOK, NANO, SPECIAL_TOKENS, TEXT_VOCAB
 from omni_lab.zoo.training.codes import ENTRIES_A_BOOK, GROUPS, INFORMATIVE
 
 SPEAKER = CODEBOOK + 254
+SPEAKERS = ("lark", "ethan", "chelsie", "aiden")
+"""Names of the one voice."""
 TEXT_WIDTH = 128
 HOLD = "<hold>"
 HOLD_ID = 1017
@@ -34,7 +37,6 @@ _CHANGES = {
     },
     "talker_config": {
         "thinker_hidden_size": TEXT_WIDTH,
-        "speaker_id": {name: SPEAKER for name in ("lark", "ethan", "chelsie", "aiden")},
         "text_config": {
             "hidden_size": 192,
             "intermediate_size": 384,
@@ -64,7 +66,9 @@ _CHANGES = {
 
 def config() -> dict[str, Any]:
     """config.json of the voice."""
-    return _merge(copy.deepcopy(NANO), _CHANGES)
+    values = merge(copy.deepcopy(NANO), _CHANGES)
+    values["talker_config"]["speaker_id"] = dict.fromkeys(SPEAKERS, SPEAKER)
+    return values
 
 
 def build() -> torch.nn.Module:
@@ -123,12 +127,6 @@ def _fan_in(name: str, weight: torch.Tensor) -> int:
     if name.startswith(("code2wav.upsample", "code2wav.decoder")) and _is_transposed(name):
         return weight.shape[0] * (1 if "upsample" in name else 2)  # channels, and the taps that meet in one output
     return weight[0].numel()
-
-
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    for key, value in changes.items():
-        base[key] = _merge(base[key], value) if isinstance(value, dict) and key != "speaker_id" else value
-    return base
 
 
 assert len(VOICE_TOKENS) + 4 <= TEXT_VOCAB
