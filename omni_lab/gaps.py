@@ -11,31 +11,23 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas as pd
 from tqdm import tqdm
 
+from omni_lab.command import DONE, FAILED, INTERRUPTED, WRONG, Parser
 from omni_lab.tracing.chrome_json import TraceError
 from omni_lab.tracing.compare import compare_gaps
 from omni_lab.tracing.gaps import Analysis, analyse, trace_files
-
-DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
-"""Exit statuses. An incomplete trace is an answer, not a failure."""
 
 FIGURES = ("step_ms_median", "gap_us_median", "gap_us_p95", "gap_us_p99", "busy_share", "idle_share")
 TOP = 8
 """Causes of a worker that the table shows."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the usage."""
-        self.exit(WRONG, f"{self.prog}: {message}; --help shows all options\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; its exit status."""
+    """The command; its exit status. An incomplete trace is an answer, not a failure."""
     options = _parser().parse_args(argv)
     try:
         with _bar(options.trace + ([options.compare] if options.compare else [])) as advance:
@@ -129,7 +121,7 @@ def _short(value: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="omni_lab.gaps", description=__doc__)
+    parser = Parser(prog="omni_lab.gaps", description=__doc__)
     parser.add_argument("trace", nargs="+", type=Path, metavar="TRACE", help="a .json or .json.gz, or a directory")
     parser.add_argument(
         "--stage-regex",

@@ -24,6 +24,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports, before there is anythin
 import yaml  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from omni_lab.command import DONE, FAILED, INTERRUPTED, WRONG, Parser  # noqa: E402
 from omni_lab.experiment import Experiment, ExperimentError, load_configurations, twins  # noqa: E402
 from omni_lab.workload.plan import Unit, planned  # noqa: E402
 
@@ -31,15 +32,6 @@ if TYPE_CHECKING:  # what computes is imported once the experiment is known to b
     from omni_lab.results import RunDirectory
     from omni_lab.workload.dataset import Dataset
     from omni_lab.workload.open_target import Open
-
-DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
-"""Exit statuses."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the usage."""
-        self.exit(WRONG, f"{self.prog}: {message}; --help shows all options\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +83,7 @@ def execute(options: argparse.Namespace, open_target: Open | None = None) -> int
 
 def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """A command that runs an experiment, with the options of all such commands."""
-    parser = _Parser(prog=program, description=description)
+    parser = Parser(prog=program, description=description)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.yaml")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="dotted key and YAML value, laid over the file"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from omni_lab.command import DONE, FAILED, WRONG, Parser
 from omni_lab.core import PipelineError
 from omni_lab.experiment import ExperimentError, load_experiment
 from omni_lab.server.app import build_app
@@ -26,13 +26,10 @@ KEY = "OMNI_LAB_API_KEY"
 SEND_BUFFER = 1 << 16
 """Bytes of one connection that the system keeps for a client that does not read: a second of streamed speech."""
 
-DONE, FAILED, WRONG = 0, 1, 2
-"""Exit statuses."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
-    parser = argparse.ArgumentParser(prog="omni_lab.serve", description=__doc__)
+    parser = Parser(prog="omni_lab.serve", description=__doc__)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.yaml")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8091, help="0 for any free one")

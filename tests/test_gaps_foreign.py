@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -96,14 +97,7 @@ def test_generate_of_transformers(tmp_path: Path) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = AutoModelForCausalLM.from_config(Qwen3Config(vocab_size=512, **sizes, **heads)).eval()
     tokens = torch.randint(5, 500, (2, 9))
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=16, min_new_tokens=16, do_sample=False
-        )
-    recorded.export_chrome_trace(str(tmp_path / "generate.json.gz"))
-    worker = analyse(tmp_path / "generate.json.gz").workers.iloc[0]
-    assert worker.status == "ok" and worker.steps == 16, (worker.reason, worker.found)
-    assert 0 < worker.idle_share < 0.5
+    assert 0 < generated(model, tokens, 16, tmp_path).idle_share < 0.5
 
 
 def test_generate_of_the_omni_checkpoint(nano: Path, tmp_path: Path) -> None:
@@ -112,10 +106,16 @@ def test_generate_of_the_omni_checkpoint(nano: Path, tmp_path: Path) -> None:
 
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(nano, dtype=torch.float32).eval().thinker
     tokens = torch.arange(20, 31)[None]
+    generated(model, tokens, 12, tmp_path)
+
+
+def generated(model: torch.nn.Module, tokens: torch.Tensor, count: int, folder: Path) -> pd.Series:
+    """The worker in the trace of a `generate` of `count` tokens, which has as many steps."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, min_new_tokens=12, do_sample=False
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, min_new_tokens=count, do_sample=False
         )
-    recorded.export_chrome_trace(str(tmp_path / "generate.json.gz"))
-    worker = analyse(tmp_path / "generate.json.gz").workers.iloc[0]
-    assert worker.status == "ok" and worker.steps == 12, (worker.reason, worker.found)
+    recorded.export_chrome_trace(str(folder / "generate.json.gz"))
+    worker = analyse(folder / "generate.json.gz").workers.iloc[0]
+    assert worker.status == "ok" and worker.steps == count, (worker.reason, worker.found)
+    return worker

@@ -87,7 +87,7 @@ class StepClock(PhaseTimer):
         return taken, lost
 
 
-def cost_us(steps: int = 20_000) -> float:
+def cost_us(steps: int = 4_000) -> float:
     """What the clock costs a step on this machine, in µs: every phase once and the row, the best of five rounds."""
 
     def round_us() -> float:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+SAMPLE_RATE = 24_000
+"""Hz of all audio, mono."""
+
+FRAME_SAMPLES = 1920
+"""Samples of one codec frame, of which there are 12.5 a second."""
+
 DISTRIBUTIONS = (
     "ttft_ms",
     "tpot_ms",

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 
 from omni_lab.core import AudioChunk, Event, Finished, Request
+from omni_lab.metrics.definitions import SAMPLE_RATE
 from omni_lab.server.bodies import ChatBody, StageSampling
 from omni_lab.server.metrics import Heard
 from omni_lab.server.reply import Reply
 from omni_lab.server.service import Service, new_id
-from omni_lab.server.sound import SAMPLE_RATE, encode
+from omni_lab.server.sound import encode
 from omni_lab.server.wire_shapes import AUDIO_KEPT_S, Answer, OmniShape, OpenAIShape, finish_reason, stream
 
 ENDPOINT = "chat"

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from omni_lab.core import AudioChunk, Event, PipelineError, TextDelta
 from omni_lab.metrics.continuity import underrun_s
+from omni_lab.metrics.definitions import SAMPLE_RATE
 from omni_lab.metrics.phases import HOST
 from omni_lab.pipeline.orchestrator import Measured, Pipeline
-from omni_lab.server.sound import SAMPLE_RATE
 
 COLLECT_S = 5.0
 """The workers' records are fetched so often, so that they do not overflow; and at each scrape."""

@@ -7,8 +7,7 @@ import struct
 
 import numpy as np
 
-SAMPLE_RATE = 24_000
-"""Hz of all audio that the pipeline gives, mono."""
+from omni_lab.metrics.definitions import SAMPLE_RATE
 
 FILES = {
     "wav": ("WAV", "PCM_16", "audio/wav"),

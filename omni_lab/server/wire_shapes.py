@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from omni_lab.core import AudioChunk, Event, Finished, TextDelta
+from omni_lab.metrics.definitions import SAMPLE_RATE
 from omni_lab.server.errors import ApiError
 from omni_lab.server.metrics import Heard
-from omni_lab.server.sound import SAMPLE_RATE, encode, pcm16, wav_header
+from omni_lab.server.sound import encode, pcm16, wav_header
 
 DONE = b"data: [DONE]\n\n"
 AUDIO_KEPT_S = 24 * 3600

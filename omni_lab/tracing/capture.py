@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from omni_lab.connectors.wire import Captured, Capturing
+from omni_lab.connectors.wire import Captured
 from omni_lab.metrics.records import RequestRow
 from omni_lab.pipeline.collector import Measured
 from omni_lab.pipeline.orchestrator import Pipeline
@@ -50,36 +50,23 @@ class Traces:
         return {"merged": shown(self.merged), "workers": workers}
 
 
-def silent(told: Capturing) -> None:
-    """Tells nobody."""
-
-
 @asynccontextmanager
 async def capture(
     pipeline: Pipeline,
     directory: Path | str = "traces",
     stages: Sequence[str] | None = None,
     *,
-    skip_steps: int = 0,
-    steps: int = 30,
-    stacks: bool = False,
-    memory: bool = False,
-    max_mb: float = 256.0,
-    max_s: float = 60.0,
-    heard: Callable[[Capturing], None] = silent,
     requests: Iterable[RequestRow] = (),
+    **options: Any,
 ) -> AsyncIterator[Traces]:
-    """Records `steps` steps of each worker of `stages` while the block runs; the traces are there after it.
+    """Records steps of each worker of `stages` while the block runs; the traces are there after it.
 
-    Everything as in `Captures.start`. `requests` is read at the end. Raises CaptureError if the capture cannot start;
-    a worker that took no step is no error: see `Traces.errors`.
+    `options` are those of `Captures.start`: steps, skip_steps, max_mb and so on. `requests` is read at the end. Raises
+    CaptureError if the capture cannot start; a worker that took no step is no error: see `Traces.errors`.
     """
     traces = Traces(Path(directory))
     (traces.directory / MERGED).unlink(missing_ok=True)
-    limits = {"max_mb": max_mb, "max_s": max_s, "heard": heard}
-    await pipeline.captures.start(
-        directory, stages, skip_steps=skip_steps, steps=steps, stacks=stacks, memory=memory, **limits
-    )
+    await pipeline.captures.start(directory, stages, **options)
     try:
         yield traces
     finally:

@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 
 from omni_lab.frames import CELL, Run
+from omni_lab.metrics.definitions import FRAME_SAMPLES
 from omni_lab.metrics.phases import CAUSES
 from omni_lab.metrics.relative import undisturbed
 from omni_lab.views.figures import load_label
-from omni_lab.views.steps import gaps
+from omni_lab.views.steps import at_load, gaps
 
-FRAME_SAMPLES, TAIL_SAMPLES = 1920, 555
+TAIL_SAMPLES = 555
 """A decode of n > 0 frames has n x FRAME_SAMPLES - TAIL_SAMPLES samples (docs/architecture.md)."""
 
 SUM_SHARE, SUM_US = 0.01, 1.0
@@ -197,6 +198,4 @@ def _received(requests: pd.DataFrame) -> dict[str, float | None]:
 
 def _of_cell(frame: pd.DataFrame, cell: dict[str, Any]) -> pd.Series:
     """Which rows are of a cell of run.json."""
-    load = frame["concurrency"]
-    at_load = load.isna() if cell["concurrency"] is None else load == cell["concurrency"]
-    return (frame["configuration"] == cell["configuration"]) & at_load
+    return (frame["configuration"] == cell["configuration"]) & at_load(frame, cell["concurrency"])

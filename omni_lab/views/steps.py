@@ -63,9 +63,13 @@ def gaps(steps: pd.DataFrame) -> pd.DataFrame:
 
 def of_stage(steps: pd.DataFrame, stage: str, concurrency: float | None) -> pd.DataFrame:
     """The rows of one stage at one concurrency (None: open loop), of any table that has both columns."""
-    loads = steps["concurrency"]
-    at_load = loads.isna() if concurrency is None or pd.isna(concurrency) else loads == concurrency
-    return steps[(steps["stage"] == stage) & at_load]
+    return steps[(steps["stage"] == stage) & at_load(steps, concurrency)]
+
+
+def at_load(rows: pd.DataFrame, concurrency: float | None) -> pd.Series:
+    """Which rows were measured at a concurrency (None: open loop)."""
+    loads = rows["concurrency"]
+    return loads.isna() if concurrency is None or pd.isna(concurrency) else loads == concurrency
 
 
 def histogram(steps: pd.DataFrame) -> go.Figure:

@@ -10,6 +10,7 @@ from omni_lab.connectors.wire import Capturing
 from omni_lab.core import Request
 from omni_lab.experiment import Experiment
 from omni_lab.metrics.aggregate import add_counts, repeat_figures, stage_figures
+from omni_lab.metrics.definitions import SAMPLE_RATE
 from omni_lab.metrics.records import RequestRow
 from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.results import RunDirectory, request_line
@@ -22,9 +23,6 @@ from omni_lab.workload.open_target import Open, Progress, open_target
 from omni_lab.workload.plan import Unit
 from omni_lab.workload.requests import make_request
 from omni_lab.workload.target import PipelineTarget, Target
-
-SAMPLE_RATE = 24_000
-"""Hz of all audio that the pipeline gives."""
 
 
 async def run_units(

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import soundfile
 
+from omni_lab.metrics.definitions import FRAME_SAMPLES, SAMPLE_RATE
+
 STAMP = b"%020d"
 PLACE = b'"sent_ns": "' + b"0" * 20 + b'"'
 """Where an event says when it was written, in ns of the machine's clock."""
@@ -33,8 +35,8 @@ class Answer:
     def events(self) -> list[bytes]:
         """Server-sent events in vLLM-Omni's shape, each with a place for its time."""
         wave = io.BytesIO()
-        rate = 24_000
-        soundfile.write(wave, np.sin(np.arange(self.frames * 1920) / 20) / 4, rate, format="WAV", subtype="PCM_16")
+        samples = np.sin(np.arange(self.frames * FRAME_SAMPLES) / 20) / 4
+        soundfile.write(wave, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
         sound = base64.b64encode(wave.getvalue()).decode()
         contents = [("text", "word ")] * self.tokens + [("audio", sound)] * self.chunks
         events = [

@@ -18,13 +18,11 @@ import numpy as np
 import soundfile
 
 from omni_lab.core import Request, RequestError, Sampling
+from omni_lab.metrics.definitions import FRAME_SAMPLES
 from omni_lab.metrics.records import RequestRow
 from omni_lab.models.qwen3_omni.prompt import DEFAULT_SPEAKER
 
 Shape = Literal["omni", "openai"]
-
-SAMPLES_PER_FRAME = 1920
-"""Samples of one codec frame at 24 kHz. An answer may lack up to one frame's samples at its end."""
 
 MEDIA = ("audio", "image", "video")
 WAV_HEADER = 44
@@ -169,11 +167,11 @@ class _Answer:
         samples = decode_sound(data)
         if not len(samples):
             return
-        frames = -(-self.samples // SAMPLES_PER_FRAME)
+        frames = -(-self.samples // FRAME_SAMPLES)  # an answer may lack up to one frame's samples at its end
         self.samples += len(samples)
         self.row.audio_ns.append(time_ns)
         self.row.audio_samples.append(len(samples))
-        self.row.audio_frames.append(-(-self.samples // SAMPLES_PER_FRAME) - frames)
+        self.row.audio_frames.append(-(-self.samples // FRAME_SAMPLES) - frames)
         if self.keep_audio:
             self.row.audio.append(samples)
 
