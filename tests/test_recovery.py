@@ -102,6 +102,19 @@ def test_a_worker_that_ends_is_replaced_and_only_its_requests_fail(nano: Path) -
     assert not psutil.Process().children()
 
 
+def test_what_comes_for_a_worker_that_is_gone_is_counted(nano: Path) -> None:
+    async def run() -> None:
+        async with open_pipeline(experiment(nano)) as pipeline:
+            pipeline.executor.processes[End("thinker")].kill()
+            await until(lambda: pipeline.unready)
+            late = Payload("late", CLIENT, "thinker", tensors={"x": torch.zeros(1)})
+            pipeline.executor.senders[End("thinker")].send(late)  # as another worker does, who knows nothing yet
+            await until(lambda: not pipeline.unready)
+            assert (await pipeline.take_records()).counters["thinker_r0"]["lost_payloads"] == 1
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_cannot_come_back_breaks_the_pipeline_with_the_cause(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import threading
 import httpx
 import pytest
 
+from omni_lab.pipeline.wiring import End
 from omni_lab.serve import listen
 from omni_lab.server.app import build_app
 from omni_lab.server.service import Service
@@ -228,6 +229,32 @@ def test_503_before_the_stages_answer_and_after_one_is_gone(nano):
                 assert "omni_ready 0.0" in (await client.get("/metrics")).text
 
     asyncio.run(run())
+
+
+def test_a_worker_that_is_killed_fails_its_answers_at_once_and_the_server_serves_again(nano):
+    greedy = [{**one, "temperature": 0.0} for one in SHORT]
+    settings = ("executor=process", "connector=shared_memory", *QUICK[1:])
+    with served(experiment(nano, *settings)) as server:
+        before = post(server, sampling_params_list=greedy).json()["choices"][0]["message"]
+        question = body(stream=True, sampling_params_list=LONG)
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=question, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.service.pipeline.executor.processes[End("talker")].kill()
+            *_, error, _, done, _ = lines
+        told = json.loads(error.removeprefix("data: "))["error"]
+        assert done == "data: [DONE]" and told["code"] == 500
+        assert told["message"].startswith("stage talker, replica 0, request chatcmpl-") and "killed" in told["message"]
+
+        refused = post(server)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert "stage talker has no worker" in refused.json()["error"]["message"]
+        assert post(server, modalities=["text"]).status_code == 200
+        server.until(lambda: httpx.get(f"{server.url}/health").status_code == 200, 60)
+        assert (
+            post(server, sampling_params_list=greedy).json()["choices"][0]["message"]["audio"]["data"]
+            == (before["audio"]["data"])
+        )
 
 
 def test_small_events_are_sent_at_once() -> None:

@@ -69,11 +69,15 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """From a stage: loaded; facts about it (rows of the cache, bytes of weights, peak memory)."""
+    """From a stage: loaded; facts about it (rows of the cache, bytes of weights, peak memory).
+
+    From an executor: `lost` payloads came for it before its process was there.
+    """
 
     stage: str
     replica: int
     facts: dict[str, Any]
+    lost: int = 0
 
 
 class Broken(msgspec.Struct, tag="broken"):

@@ -74,6 +74,10 @@ class Collector:
         self.gone.setdefault(worker, Counter()).update(deaths=1, lost_payloads=lost)
         self.skip({worker})
 
+    def missed(self, worker: Replica, lost: int) -> None:
+        """`lost` payloads came for a worker while it was gone."""
+        self.gone[worker]["lost_payloads"] += lost
+
     def skip(self, workers: set[Replica]) -> None:
         """These workers have answered, or never will."""
         self.asked -= workers

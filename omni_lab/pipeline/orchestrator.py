@@ -198,7 +198,7 @@ class Pipeline:
         """What was measured since the last call. A worker that is down, or ends meanwhile, has nothing to tell.
 
         Counters are those of the worker's process. To those of a worker that has ended before come how often (`deaths`)
-        and the payloads that it had not read by then (`lost_payloads`).
+        and the payloads that nobody read until the next one was there (`lost_payloads`).
         """
         if self.broken:
             raise PipelineError(self.broken)
@@ -279,8 +279,9 @@ class Pipeline:
                 self.collector.add(message)
             case Capturing() | Captured():
                 self.captures.hear(message)
-            case Ready(stage, replica):
+            case Ready(stage, replica, _, lost):
                 del self.down[stage, replica]
+                self.collector.missed((stage, replica), lost)
             case Broken(stage, replica, error, lost):
                 self.down[stage, replica] = error
                 self.collector.ended((stage, replica), lost)

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -60,6 +60,7 @@ class ProcessExecutor:
         self.ready: set[End] = set()
         self.given_up: set[End] = set()
         self.causes: dict[End, str] = {}
+        self.missed: Counter[End] = Counter()
         self.heard: dict[End, float] = {}
         self.tasks: list[asyncio.Task] = []
 
@@ -132,8 +133,7 @@ class ProcessExecutor:
         restarts = Restarts()
         while True:
             cause = await self._live(end)
-            lost = sum(self._discard(pair) for pair in self.pairs if pair[1] == end)
-            lost += sum(isinstance(message, Payload) for message in self.backlogs[end])
+            lost = self._discard(end) + sum(isinstance(message, Payload) for message in self.backlogs[end])
             self.backlogs[end].clear()
             if not self.opened.done() or self.opened.exception():
                 self._break(f"worker {end}: {cause}")
@@ -147,9 +147,7 @@ class ProcessExecutor:
 
     async def _live(self, end: End) -> str:
         """One life of a worker, from its start to its end; why it ended."""
-        for pair in self.pairs:
-            if pair[1] == end:
-                self._discard(pair)
+        self.missed[end] += self._discard(end)
         try:
             process = self.processes[end] = await self._spawn(end)
         except OSError as error:
@@ -181,12 +179,14 @@ class ProcessExecutor:
             env=os.environ | {"OMP_NUM_THREADS": str(self.plans[end].threads)},
         )
 
-    def _discard(self, pair: tuple[End, End]) -> int:
+    def _discard(self, end: End) -> int:
         """Read what nobody is there to read, so that its sender does not wait; how many payloads that were."""
-        memory, _, right = self.descriptors[pair]
-        receiver = Receiver(memory, os.dup(right))
-        lost = sum(isinstance(message, Payload) for message in receiver.receive())
-        receiver.close()
+        lost = 0
+        for (_, target), (memory, _, right) in self.descriptors.items():
+            if target == end:
+                receiver = Receiver(memory, os.dup(right))
+                lost += sum(isinstance(message, Payload) for message in receiver.receive())
+                receiver.close()
         return lost
 
     def _flush(self, end: End) -> None:
@@ -220,6 +220,7 @@ class ProcessExecutor:
     def _serves(self, end: End, message: Ready) -> None:
         self.ready.add(end)
         if self.opened.done():
+            message.lost = self.missed.pop(end, 0)
             self.deliver(message)
             return
         self.progress(str(end), message.facts)
