@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,11 +25,10 @@ from tqdm import tqdm  # noqa: E402
 
 from omni_lab.command import DONE, FAILED, INTERRUPTED, WRONG, Parser  # noqa: E402
 from omni_lab.experiment import Experiment, ExperimentError, load_configurations, twins  # noqa: E402
-from omni_lab.workload.plan import Unit, planned  # noqa: E402
 
 if TYPE_CHECKING:  # what computes is imported once the experiment is known to be right
     from omni_lab.results import RunDirectory
-    from omni_lab.workload.dataset import Dataset
+    from omni_lab.workload.job import Job
     from omni_lab.workload.open_target import Open
 
 
@@ -48,15 +46,17 @@ def execute(options: argparse.Namespace, open_target: Open | None = None) -> int
         experiment, configurations = load_configurations(options.experiment, options.set)
         if options.resume and options.out is None:
             raise ExperimentError("--resume: expected --out DIR beside it, the directory of the run to go on with")
-        datasets, units = _plan(configurations)
+        from omni_lab.workload.job import new_run_path, plan_job
+
+        job = plan_job(experiment, configurations)
         for line in twins(configurations):
             print(line, file=sys.stderr)
         if options.dry_run:
-            print(_description(experiment, configurations, datasets, units))
+            print(_description(job))
             if open_target is None:
                 print(*_servers(configurations), sep="\n")
             return DONE
-        directory = _open(options, experiment, configurations)
+        directory = job.open(options.out or new_run_path(experiment.name), options.resume)
     except ExperimentError as error:
         print(error, file=sys.stderr)
         return WRONG
@@ -67,12 +67,10 @@ def execute(options: argparse.Namespace, open_target: Open | None = None) -> int
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _execute(directory, configurations, datasets, units, options.quiet, open_target)
+        return _execute(directory, job, options.quiet, open_target)
     except KeyboardInterrupt:
-        go_on = (
-            f"{len(directory.finished)} of {len(units)} cells are finished; go on with --out {directory.path} --resume"
-        )
-        print(f"interrupted: {go_on}", file=sys.stderr)
+        done = f"{len(directory.finished)} of {len(job.units)} cells are finished"
+        print(f"interrupted: {done}; go on with --out {directory.path} --resume", file=sys.stderr)
         print(directory.path)
         return INTERRUPTED
     except Exception as error:  # a bug or a full disk: where the finished cells are matters as much as the cause
@@ -95,26 +93,17 @@ def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(configurations: list[Experiment]) -> tuple[dict[str, Dataset], list[Unit]]:
-    from omni_lab.workload.dataset import load_dataset
-
-    return {one.name: load_dataset(one.workload) for one in configurations}, list(planned(configurations))
-
-
-def _description(
-    experiment: Experiment, configurations: list[Experiment], datasets: dict[str, Dataset], units: list[Unit]
-) -> str:
+def _description(job: Job) -> str:
     """What would run: the effective experiment, or that of each rung, and the cells in their order."""
     lines = []
-    for one in configurations if experiment.sweep else [experiment]:
-        data = datasets[one.name]
+    for one in job.configurations if job.experiment.sweep else [job.experiment]:
+        data = job.datasets[one.name]
         lines.append(yaml.safe_dump(one.model_dump(mode="json"), sort_keys=False, allow_unicode=True).rstrip())
         lines.append(f"# {len(data.prompts)} prompts in {data.path.name}, {data.skipped} lines skipped\n")
-    lines.append(f"{len(units)} cells, in this order:")
-    for unit in units:
-        prompts = unit.configuration.workload.prompts(unit.concurrency)
+    lines.append(f"{len(job.units)} cells, in this order:")
+    for unit in job.units:
         load = "open loop" if unit.concurrency is None else f"concurrency {unit.concurrency}"
-        lines.append(f"  {unit.configuration.name}, {load}, repeat {unit.repeat}: {prompts} requests")
+        lines.append(f"  {unit.configuration.name}, {load}, repeat {unit.repeat}: {unit.requests} requests")
     return "\n".join(lines)
 
 
@@ -127,63 +116,30 @@ def _servers(configurations: list[Experiment]) -> list[str]:
     return [f"\n# the server of {one.name}\n{described[one.target](one, Path('servers'))}" for one in servers]
 
 
-def _open(options: argparse.Namespace, experiment: Experiment, configurations: list[Experiment]) -> RunDirectory:
-    from omni_lab.environment import describe_environment
-    from omni_lab.results import RunDirectory
-
-    path = options.out or Path("results") / experiment.name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    directory = RunDirectory(path, experiment, configurations)
-    if options.resume:
-        directory.resume()
-    else:
-        directory.create()
-    directory.record["environment"] = directory.record["environment"] or describe_environment()
-    directory.write()
-    return directory
-
-
-def _execute(
-    directory: RunDirectory,
-    configurations: list[Experiment],
-    datasets: dict[str, Dataset],
-    units: list[Unit],
-    quiet: bool,
-    open_target: Open | None,
-) -> int:
-    """Runs what the directory lacks, writes the report, prints the table; the exit status."""
+def _execute(directory: RunDirectory, job: Job, quiet: bool, open_target: Open | None) -> int:
+    """Runs what the directory lacks, prints the table; the exit status."""
     from omni_lab.core import PipelineError
     from omni_lab.metrics.table import cell_table, ratio_table
-    from omni_lab.views.report import write_report
     from omni_lab.views.trust import not_in_effect
-    from omni_lab.workload import open_target as named
-    from omni_lab.workload.cells import run_units
 
-    for data in {data.path: data for data in datasets.values() if data.skipped}.values():
-        print(f"{data.path}: {data.skipped} lines without a text to speak were skipped", file=sys.stderr)
-    lacking = [unit for unit in units if unit.key not in directory.finished]
+    for line in job.skipped():
+        print(line, file=sys.stderr)
     failure = None
     try:
-        asyncio.run(run_units(lacking, datasets, directory, _bars(quiet), open_target or named.open_target))
+        asyncio.run(job.execute(directory, _bars(quiet), open_target))
     except PipelineError as error:
-        failure = " ".join(str(error).split())
+        failure = error
     cells = directory.record["cells"]
     for line in not_in_effect(directory.record):
         print(line, file=sys.stderr)
     if cells:
-        write_report(directory.path)
         print(cell_table(cells))
-        if len(configurations) > 1:
+        if len(job.configurations) > 1:
             print(f"\nrelative to {cells[0]['configuration']}\n{ratio_table(cells)}")
-    failure = failure or _empty_cells(cells)
     if failure:
         print(f"failed: {failure}; what was measured is in {directory.path}", file=sys.stderr)
     print(directory.path)
     return FAILED if failure else DONE
-
-
-def _empty_cells(cells: list[dict]) -> str | None:
-    empty = [f"{cell['configuration']} at concurrency {cell['concurrency']}" for cell in cells if not cell["completed"]]
-    return f"no request was completed in {', '.join(empty)} (requests.jsonl has the errors)" if empty else None
 
 
 def _bars(quiet: bool) -> Callable[[str, int], object]:

@@ -45,7 +45,31 @@ def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio | None
     center = statistics.fmean(logs)
     if len(logs) < 2:
         return Ratio(math.exp(center), None, None, FEW)
-    reach = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return _judged(center, t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)))
+
+
+def unpaired_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio | None:
+    """The ratio of `values` to `base`, which were measured apart, each over repeats of its own.
+
+    The ratio of the geometric means, and the interval of CONFIDENCE of Welch's t test on the logarithms, its degrees of
+    freedom (Welch and Satterthwaite) rounded down. None as in `paired_ratio`.
+    """
+    if not values or not base or min(*values, *base) <= 0:
+        return None
+    logs = [[math.log(value) for value in side] for side in (values, base)]
+    center = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    if min(map(len, logs)) < 2:
+        return Ratio(math.exp(center), None, None, FEW)
+    spreads = [(statistics.variance(side) / len(side), len(side) - 1) for side in logs]
+    total = sum(spread for spread, _ in spreads)
+    if not total:
+        return _judged(center, 0.0)
+    freedom = total**2 / sum(spread**2 / free for spread, free in spreads)
+    return _judged(center, t_quantile(math.floor(freedom + 1e-9)) * math.sqrt(total))
+
+
+def _judged(center: float, reach: float) -> Ratio:
+    """The ratio whose logarithm is `center`, give or take `reach`."""
     low, high = math.exp(center - reach), math.exp(center + reach)
     verdict = HIGHER if low > 1 else LOWER if high < 1 else NOISE
     return Ratio(math.exp(center), low, high, verdict)
@@ -71,20 +95,22 @@ def undisturbed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _ratios(cell: dict[str, Any], base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any] | None]]:
     runs, others = ({run["repeat"]: run for run in undisturbed(one["runs"])} for one in (cell, base))
     pairs = [(runs[repeat], others[repeat]) for repeat in sorted(runs.keys() & others.keys())]
-    for path in _paths(cell):
-        found = [(_value(run, path), _value(other, path)) for run, other in pairs]
+    for path in compared_figures(cell):
+        found = [(figure_at(run, path), figure_at(other, path)) for run, other in pairs]
         measured = [pair for pair in found if None not in pair]
         ratio = paired_ratio(*map(list, zip(*measured, strict=True))) if measured else None
         yield ".".join(path), asdict(ratio) if ratio else None
 
 
-def _paths(cell: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def compared_figures(cell: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The keys that lead to each figure which is compared, in a cell or in one repeat of it."""
     yield from ((name,) for name in COMPARED)
     for stage in cell.get("stages") or {}:
         yield from (("stages", stage, name) for name in COMPARED_STAGES)
 
 
-def _value(run: dict[str, Any], path: Sequence[str]) -> float | None:
+def figure_at(run: dict[str, Any], path: Sequence[str]) -> float | None:
+    """The figure behind these keys; None if it was not measured."""
     value: Any = run
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None

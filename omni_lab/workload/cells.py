@@ -50,8 +50,7 @@ async def run_units(
 
 async def _run_unit(target: Target, unit: Unit, dataset: Dataset, directory: RunDirectory, progress: Progress) -> None:
     experiment, workload = unit.configuration, unit.configuration.workload
-    count = workload.prompts(unit.concurrency)
-    warmup = (unit.concurrency or 1) if workload.warmup is None else workload.warmup
+    count, warmup = unit.requests, unit.warmup
     prompts = dataset.take(count + warmup, workload.seed)
     if warmup:
         requests = _requests(experiment, prompts[count:], f"{unit.label}-warmup")

@@ -96,10 +96,15 @@ def _seed_tts_line(line: str, workload: WorkloadConfig) -> Prompt | None:
     if len(rest) < 3 or not rest[2]:
         return None
     text = rest[2]
+    return Prompt(name, reading(workload, text), text)
+
+
+def reading(workload: WorkloadConfig, text: str) -> list[dict[str, Any]]:
+    """The messages that ask for a text to be read."""
     messages = [{"role": "user", "content": workload.prompt_template.replace("{text}", text)}]
     if workload.system_prompt is not None:
         messages.insert(0, {"role": "system", "content": workload.system_prompt})
-    return Prompt(name, messages, text)
+    return messages
 
 
 def _chat_line(path: Path, number: int, line: str) -> Prompt:

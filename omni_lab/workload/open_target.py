@@ -18,6 +18,9 @@ class Progress(Protocol):
     def __call__(self, title: str, total: int) -> AbstractContextManager[Callable[[], object]]: ...
 
 
+COMPILING = "compiling captured steps, once"
+"""End of the title under which the graphs that a pipeline lacks are compiled."""
+
 Open = Callable[[Experiment, Progress, Path], AbstractAsyncContextManager[Target]]
 """Starts the target of a configuration; its logs and files go to the path."""
 
@@ -39,7 +42,7 @@ async def _pipeline(experiment: Experiment, progress: Progress, stack: AsyncExit
     workers = 1 if one_worker else sum(stage.replicas for stage in stages)
 
     def compiling(graphs: int) -> AbstractContextManager[Callable[[], object]]:
-        return progress(f"{experiment.name}: compiling captured steps, once", graphs)
+        return progress(f"{experiment.name}: {COMPILING}", graphs)
 
     with progress(f"{experiment.name}: loading", workers) as tick:
         opening = open_pipeline(experiment, lambda worker, facts: tick(), compiling)

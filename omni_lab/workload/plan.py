@@ -25,6 +25,17 @@ class Unit:
         load = "open" if self.concurrency is None else f"c{self.concurrency}"
         return f"{self.configuration.name}-{load}-r{self.repeat}"
 
+    @property
+    def requests(self) -> int:
+        """Number of requests that are measured."""
+        return self.configuration.workload.prompts(self.concurrency)
+
+    @property
+    def warmup(self) -> int:
+        """Number of requests before them."""
+        stated = self.configuration.workload.warmup
+        return (self.concurrency or 1) if stated is None else stated
+
 
 def planned(configurations: Sequence[Experiment]) -> Iterator[Unit]:
     """All units in order: repeat by repeat, and every other repeat from the last configuration back to the first.

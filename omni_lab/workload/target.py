@@ -49,7 +49,7 @@ class PipelineTarget:
         try:
             async with aclosing(self.pipeline.generate(request)) as events:
                 async for event in events:
-                    _note(row, event, keep_audio)
+                    note(row, event, keep_audio)
             if not row.reasons:
                 row.error = "the answer ended without a finish reason"
             elif "abort" in row.reasons.values():
@@ -67,7 +67,8 @@ class PipelineTarget:
         }
 
 
-def _note(row: RequestRow, event: Event, keep_audio: bool) -> None:
+def note(row: RequestRow, event: Event, keep_audio: bool) -> None:
+    """Notes in a request's row that an event of its answer has arrived now."""
     now = time.monotonic_ns()
     match event:
         case TextDelta():
