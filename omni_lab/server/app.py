@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from omni_lab.server.bodies import ChatBody, ProfileBody, SpeechBody
 from omni_lab.server.chat import chat_reply
 from omni_lab.server.errors import ErrorBody, handle_errors
 from omni_lab.server.limits import Gate
+from omni_lab.server.page import page_routes
 from omni_lab.server.service import Service
 from omni_lab.server.speech import speech_reply
 
@@ -32,7 +32,7 @@ def build_app(service: Service, key: str | None = None) -> FastAPI:
     app.add_middleware(Gate, key=key, max_body_mb=limits.max_body_mb, body_timeout_s=limits.slow_reader_s)
     if limits.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=limits.cors_origins, allow_methods=["*"], allow_headers=["*"])
-    page = files("omni_lab.server").joinpath("page.html").read_text(encoding="utf-8")
+    app.include_router(page_routes())
 
     @app.post(
         "/v1/chat/completions",
@@ -80,10 +80,6 @@ def build_app(service: Service, key: str | None = None) -> FastAPI:
     async def metrics() -> Response:
         """All metrics in Prometheus' text format."""
         return Response(await service.metrics.scrape(service.pipeline), media_type="text/plain; version=0.0.4")
-
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def index() -> str:
-        return page
 
     return app
 

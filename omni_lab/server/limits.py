@@ -13,7 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_lab.server.errors import ApiError, error_response
 
 OPEN = ("/", "/health")
-"""Paths that need no key: the page holds nothing, and a load balancer has no key."""
+"""Paths that need no key, beside those below ASSETS: the page holds nothing, and a load balancer has no key."""
+
+ASSETS = "/page/"
+"""Where the page's own files are."""
 
 
 class Admission:
@@ -60,7 +63,7 @@ class Gate:
         self.body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.expected and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
+        if scope["type"] == "http" and self.expected and not _is_open(scope):
             given = Headers(scope=scope).get("authorization", "").encode()
             if not hmac.compare_digest(given, self.expected):
                 error = ApiError(401, "expected the header Authorization: Bearer <key>", "Authorization")
@@ -88,3 +91,8 @@ class Gate:
             return message
 
         return bounded
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether a request needs no key."""
+    return scope["path"] in OPEN or scope["path"].startswith(ASSETS) or scope["method"] == "OPTIONS"

@@ -67,7 +67,7 @@ def analyse(
     found: list[tuple[str, Path]] = []
     for path in trace_files(paths):
         trace = read_trace(path, advance)
-        for name, measured, faults in _workers(trace, markers):
+        for name, measured, faults in workers_of(trace, markers):
             _add(rows, len(found), trace, measured, faults)
             found.append((name, path))
     names = _unique(found)
@@ -108,7 +108,7 @@ def trace_files(paths: Path | str | Iterable[Path | str]) -> list[Path]:
     return list({path.resolve(): path for path in found}.values())
 
 
-def _workers(trace: Trace, markers: tuple[Marker, ...]) -> Iterator[tuple[str, Measured | None, list[str]]]:
+def workers_of(trace: Trace, markers: tuple[Marker, ...]) -> Iterator[tuple[str, Measured | None, list[str]]]:
     """Name, figures and faults of each process that has steps."""
     faults = [trace.cut] if trace.cut else []
     if trace.damaged:

@@ -60,7 +60,7 @@ def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Fi
     Box: quartiles and median; whiskers: 1st and 99th percentile; dashed line: mean; dots: single requests, thinned
     evenly over their order. Requests in which `metric` was not measured (failed ones) are left out.
     """
-    figure = _figure(metric)
+    figure = titled(metric)
     measured = _measured(requests, metric)
     if measured.empty:
         return theme.empty(figure)
@@ -88,7 +88,7 @@ def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Fi
         )
     figure.update_layout(boxmode="group", showlegend=measured["configuration"].nunique() > 1)
     _load_axis(figure, measured)
-    if measured[metric].min() > 0 and measured[metric].quantile(0.99) > 20 * measured[metric].min():
+    if wide(measured[metric]):
         figure.update_yaxes(type="log", dtick="D2")
     else:
         figure.update_yaxes(rangemode="tozero")
@@ -99,7 +99,7 @@ def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Fi
 
 def by_concurrency(cells: pd.DataFrame, metric: str = "audio_throughput_s_per_s") -> go.Figure:
     """A figure of the cells over concurrency, a line for each configuration; bars are the deviation over repeats."""
-    figure = _figure(metric)
+    figure = titled(metric)
     measured = _measured(cells, metric)
     if measured.empty:
         return theme.empty(figure)
@@ -129,7 +129,7 @@ def ttfp_rtf(requests: pd.DataFrame) -> go.Figure:
 
     Colour is the configuration, the symbol the concurrency; requests of the first wave are drawn hollow.
     """
-    figure = _figure("audio_ttfp_ms", "First packet against real-time factor")
+    figure = titled("audio_ttfp_ms", "First packet against real-time factor")
     measured = _measured(_measured(requests, "audio_ttfp_ms"), "audio_rtf")
     if measured.empty:
         return theme.empty(figure)
@@ -155,15 +155,20 @@ def ttfp_rtf(requests: pd.DataFrame) -> go.Figure:
             customdata=points["id"],
             hovertemplate="%{customdata}<br>TTFP %{x:.1f} ms, RTF %{y:.3f}",
         )
-    figure.update_xaxes(title="TTFP, ms", rangemode="tozero")
-    figure.update_yaxes(title="RTF", rangemode="tozero")
+    ttfp, rtf = measured["audio_ttfp_ms"], measured["audio_rtf"]
+    if wide(ttfp):
+        ends = [math.log10(0.8 * ttfp.min()), math.log10(1.2 * ttfp.max())]
+        figure.update_xaxes(title="TTFP, ms", type="log", dtick="D2", range=ends)
+    else:
+        figure.update_xaxes(title="TTFP, ms", range=[0, 1.05 * ttfp.max()])
+    figure.update_yaxes(title="RTF", range=[0, 1.05 * max(1.05, rtf.max())])
     _real_time(figure)
     return figure
 
 
 def stage_bars(stages: pd.DataFrame, metric: str = "busy_ratio") -> go.Figure:
     """One figure of every stage (busy share, batch, step time, gap) for each configuration and concurrency."""
-    figure = _figure(metric)
+    figure = titled(metric)
     measured = _measured(stages, metric)
     if measured.empty:
         return theme.empty(figure)
@@ -210,7 +215,13 @@ def thin(values: pd.DataFrame | pd.Series, most: int) -> pd.DataFrame | pd.Serie
     return values.iloc[np.unique(np.linspace(0, len(values) - 1, max(most, 2)).round().astype(int))]
 
 
-def _figure(metric: str, title: str | None = None) -> go.Figure:
+def wide(values: pd.Series) -> bool:
+    """Whether values are positive and so far apart that they want a logarithmic axis."""
+    return values.min() > 0 and values.quantile(0.99) > 20 * values.min()
+
+
+def titled(metric: str, title: str | None = None) -> go.Figure:
+    """An empty figure whose title is `title`, else what LABELS calls the metric."""
     base = metric.removeprefix("mean_") if metric not in LABELS else metric
     name, unit = LABELS.get(base, (metric, ""))
     name = name if base == metric else f"{name}, mean"

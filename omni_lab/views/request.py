@@ -9,7 +9,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from omni_lab.views import theme
-from omni_lab.views.gantt import draw_steps, merged
+from omni_lab.views.figures import thin
+from omni_lab.views.gantt import BARS, draw_steps, merged
+
+SHADED = 100
+"""Underruns that are shaded at most; all are marked."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ def timeline(request: pd.Series, steps: pd.DataFrame, chunks: pd.DataFrame) -> g
 
     A row for the client, for each stage (replica) the steps that overlapped the request, solid while the stage had
     it, pale before and after, and for each edge its hand-offs from production to receipt. Where a row has more than
-    `gantt.BARS` steps of a kind, neighbours are drawn as one bar whose hover text counts them.
+    `gantt.BARS` steps of a kind, neighbours are drawn as one bar whose hover text counts them; of more hand-offs as
+    many are shown, and the legend says so.
     """
     send, end = request.get("send_ns"), request.get("e2el_ms")
     figure = go.Figure(layout={"template": theme.LIGHT, "title": {"text": "Through the stages"}, "barmode": "overlay"})
@@ -46,7 +51,7 @@ def timeline(request: pd.Series, steps: pd.DataFrame, chunks: pd.DataFrame) -> g
         several = taken["replica"].nunique() > 1
         for replica, part in taken.groupby("replica"):
             rows.append(f"{stage} {replica}" if several else str(stage))
-            since, until = _window(str(stage), handoffs, end)
+            since, until = stage_span(str(stage), handoffs, end)
             inside = (part["end"] > since) & (part["start"] <= until)
             lane = part.assign(row=rows[-1], opacity=np.where(inside, 1.0, 0.3))
             parts += [merged(kind) for _, kind in lane.groupby("kind")]
@@ -100,17 +105,7 @@ def playback_buffer(request: pd.Series) -> go.Figure:
         hovertemplate="%{x:.1f} ms: %{customdata:.2f} s of audio",
         cliponaxis=False,
     )
-    for number, (start, stop) in enumerate(played.underruns_ms):
-        figure.add_vrect(x0=start, x1=stop, fillcolor=theme.VERMILION, opacity=0.35, line_width=0)
-        figure.add_scatter(
-            name="underrun",
-            x=[(start + stop) / 2],
-            y=[0],
-            mode="markers",
-            marker={"color": theme.VERMILION, "symbol": "x", "size": 9},
-            hovertemplate=f"silent for {stop - start:.0f} ms",
-            showlegend=number == 0,
-        )
+    _underruns(figure, played.underruns_ms)
     figure.update_xaxes(title="ms since the request was sent", rangemode="tozero")
     figure.update_yaxes(rangemode="tozero")
     return figure
@@ -186,33 +181,54 @@ def _client(figure: go.Figure, request: pd.Series) -> None:
             )
 
 
-def _window(stage: str, chunks: pd.DataFrame, end: float) -> tuple[float, float]:
+def stage_span(stage: str, chunks: pd.DataFrame, end: float) -> tuple[float, float]:
     """From when to when the stage had the request: its first input's receipt to its last output's production."""
     source, target = chunks["edge"].str.split("->", n=1).str[0], chunks["edge"].str.split("->", n=1).str[-1]
     inputs, outputs = chunks.loc[target == stage, "received"], chunks.loc[source == stage, "produced"]
     return (inputs.min() if len(inputs) else 0.0), (outputs.max() if len(outputs) else end)
 
 
+def _underruns(figure: go.Figure, spans_ms: np.ndarray) -> None:
+    """A mark for each underrun, and the longest ones shaded."""
+    silent = spans_ms[:, 1] - spans_ms[:, 0]
+    for start, stop in spans_ms[np.argsort(-silent, kind="stable")[:SHADED]]:
+        figure.add_vrect(x0=start, x1=stop, fillcolor=theme.VERMILION, opacity=0.35, line_width=0)
+    if len(silent):
+        figure.add_scatter(
+            name="underrun" if len(silent) <= SHADED else f"underrun: {len(silent):,}, the longest {SHADED} shaded",
+            x=spans_ms.mean(axis=1),
+            y=np.zeros(len(silent)),
+            mode="markers",
+            marker={"color": theme.VERMILION, "symbol": "x", "size": 9},
+            customdata=silent,
+            hovertemplate="silent for %{customdata:.0f} ms",
+        )
+
+
 def _handoffs(figure: go.Figure, chunks: pd.DataFrame) -> None:
-    took = chunks["received"] - chunks["produced"]
+    """Each hand-off from production to receipt; of many on one edge BARS, evenly over the time."""
+    shown = pd.concat([thin(own, BARS) for _, own in chunks.groupby("edge")]) if len(chunks) else chunks
+    shown = shown.sort_values("received")
+    took = shown["received"] - shown["produced"]
     figure.add_bar(
         name="hand-off",
-        base=chunks["produced"],
+        base=shown["produced"],
         x=took,
-        y=chunks["edge"],
+        y=shown["edge"],
         orientation="h",
         width=0.3,
         marker={"color": theme.VERMILION, "opacity": 0.5, "line": {"width": 0}},
         hoverinfo="skip",
         showlegend=False,
     )
+    name = "hand-off received"
     figure.add_scatter(
-        name="hand-off received",
-        x=chunks["received"],
-        y=chunks["edge"],
+        name=name if len(shown) == len(chunks) else f"{name} ({len(shown):,} of {len(chunks):,} shown)",
+        x=shown["received"],
+        y=shown["edge"],
         mode="markers",
         marker={"color": theme.VERMILION, "symbol": "triangle-right", "size": 8},
-        customdata=np.column_stack([chunks["index"], chunks["frames"], chunks["bytes"], took]),
+        customdata=np.column_stack([shown["index"], shown["frames"], shown["bytes"], took]),
         hovertemplate="chunk %{customdata[0]} at %{x:.2f} ms<br>%{customdata[1]} frames, %{customdata[2]} bytes, "
         "%{customdata[3]:.2f} ms after it was produced",
     )

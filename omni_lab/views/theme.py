@@ -53,6 +53,12 @@ def template(dark: bool = False) -> go.layout.Template:
     return go.layout.Template(layout=layout)
 
 
+def css() -> str:
+    """The palette as custom properties of CSS: `--blue: #0072B2;` and so on."""
+    names = ("blue", "orange", "green", "vermilion", "sky", "purple", "grey")
+    return " ".join(f"--{name}: {color};" for name, color in zip(names, PALETTE, strict=True))
+
+
 def register() -> None:
     """Makes both templates known to plotly under their names."""
     pio.templates[LIGHT] = template()
