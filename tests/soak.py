@@ -36,6 +36,7 @@ SHORT = (
     "stages.thinker.sampling={temperature: 0.0}",
     "stages.talker.sampling={temperature: 0.0, repetition_penalty: 1.0}",
     "stages.talker.replicas=2",
+    "stages.talker.max_num_seqs=16",  # as many rows as its share: while the other is down it needs no more memory
 )
 
 
