@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both build .venv first, once.
+# Three commands on a fresh machine: `make demo`, `make lab` and `make test`. Each builds .venv first, once.
 VENV ?= .venv
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c $(SUPPORTED) 2>/dev/null && echo $$python && break; done)
@@ -7,6 +7,7 @@ SUPPORTED := 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.installed
+NOTEBOOKS := $(VENV)/.installed-for-notebooks
 TESTS := $(VENV)/.installed-for-tests
 
 # vLLM wants a torch of its own and so gets an environment of its own. On a GPU: make vllm VLLM=vllm==0.30.0
@@ -26,15 +27,25 @@ PEERS_CHECKPOINT := build/peers/nano
 # anew in every worker process takes seconds and memory.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-matrix lint soak schema reference vllm vllm-test peers peers-test clean
+.PHONY: demo lab test browser-test test-matrix lint soak overload schema reference pictures vllm vllm-test peers peers-test clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	$(RUN) -m omni_lab.run experiments/demo.yaml
 
+# Further options of JupyterLab: make lab LAB="--no-browser --port 9000"
+LAB ?=
+
+lab: $(NOTEBOOKS)
+	$(RUN) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks
+
 test: export OMP_NUM_THREADS = 1
 test: lint
 	$(RUN) -m pytest -q -n 2 --dist worksteal
+
+# The notebooks in a real browser; pictures of what it saw are left in build/browser.
+browser-test: $(TESTS)
+	$(RUN) -m pytest -q tests/browser
 
 # Every combination of toggles, eager and captured; hours.
 test-matrix: export OMP_NUM_THREADS = 1
@@ -46,6 +57,11 @@ soak: export OMP_NUM_THREADS = 1
 soak: $(TESTS)
 	$(RUN) -m tests.soak
 
+# A server under four times the rate that it sustains, for a minute.
+overload: export OMP_NUM_THREADS = 1
+overload: $(STAMP)
+	$(RUN) -m tests.overload
+
 lint: $(TESTS)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -53,14 +69,16 @@ lint: $(TESTS)
 schema: $(STAMP)
 	$(RUN) -m omni_lab.experiment > docs/experiment.schema.json
 
-# The reference results of this machine; hours. One of them: make reference RUNS=peers
-RUNS ?= ladder leave_one_out hot_path_long replicas peers
+# The reference results of this machine; hours. One of them, and shorter: make reference RUNS=peers SET="--set workload.repeats=2"
+SET ?=
+RUNS ?= ladder leave_one_out hot_path_long replicas batching listening playback peers
 
-reference: $(STAMP)
+reference: $(NOTEBOOKS)
 	for run in $(RUNS); do \
 		rm -rf results/reference/$$run && \
-		$(RUN) -m omni_lab.run experiments/$$run.yaml --set results.save_audio=0 --out results/reference/$$run || exit 1; \
+		$(RUN) -m omni_lab.run experiments/$$run.yaml $(SET) --out results/reference/$$run || exit 1; \
 		sed -i 's|$(CURDIR)/||g' results/reference/$$run/run.json; \
+		[ ! -d results/reference/$$run/audio ] || $(RUN) -m omni_lab.quality results/reference/$$run --report || exit 1; \
 	done
 	$(RUN) -m omni_lab.roofline --json > results/reference/roofline.json
 
@@ -91,7 +109,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) --no-compile --no-build-isolation --editable .
 	@touch $@
 
-$(TESTS): $(STAMP)
+# JupyterLab would ask whether it may fetch news, and look for updates of its own.
+$(NOTEBOOKS): $(STAMP)
+	$(PIP) --no-compile --no-build-isolation --editable ".[notebook,quality]"
+	$(RUN) -m jupyter labextension disable --level=sys_prefix @jupyterlab/apputils-extension:announcements >/dev/null
+	@touch $@
+
+$(TESTS): $(NOTEBOOKS)
 	$(PIP) --no-compile --no-build-isolation --editable ".[dev,train]"
 	@touch $@
 

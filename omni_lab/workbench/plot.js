@@ -14,10 +14,10 @@ function whole(model) {
   return new Promise((resolve) => {
     const look = () => {
       if (!isWhole(model)) return;
-      model.off("change:_whole_at", look);
+      model.off("change", look);
       resolve();
     };
-    model.on("change:_whole_at", look);
+    model.on("change", look);
     model.send({ whole: true });
   });
 }

@@ -81,9 +81,10 @@ class Plot(go.FigureWidget):
             self._whole_at = self._last_trace_edit_id + self._last_layout_edit_id
 
     def _asked(self, _: object, content: dict[str, Any], buffers: object) -> None:
-        """plot.js asks for the whole figure."""
+        """plot.js asks for the whole figure; what has not changed since it was sent, and was lost, goes out again."""
         self._on_page = True
         self._send_whole()
+        self.send_state([name for name in self.keys if name.startswith(("_widget_", "_whole_", "_last_"))])
 
     @traitlets.observe("_js2py_traceDeltas")
     def _drawn(self, _: object) -> None:
