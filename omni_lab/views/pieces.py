@@ -33,11 +33,16 @@ def saved(run: Run, metric: str, off: str, on: str, concurrency: float | None = 
 
     A row for `on`, for each other configuration (the pieces, each alone) and for the SUM of these. `saved`: mean of the
     repeats' differences, in the unit of `metric`; `low` and `high`: their 95 % interval of Student's t, NaN with one
-    repeat; `share`: of what `on` saves. Raises KeyError if the run has no such configuration or figure.
+    repeat; `share`: of what `on` saves. Raises ValueError if the run has no such configuration,
+    KeyError if it has no such figure.
     """
     rows = repeats(run)
     rows = rows[at_load(rows, concurrency)]
     table = rows.pivot(index="repeat", columns="configuration", values=metric)
+    if missing := {off, on} - set(table.columns.astype(str)):
+        raise ValueError(
+            f"{run.path}: expected the configuration {' and '.join(sorted(missing))} at this load, found none"
+        )
     gains = (-table.sub(table[off], axis=0)).drop(columns=off).dropna()
     gains.columns = gains.columns.astype(str)
     gains[SUM] = gains.drop(columns=on).sum(axis=1)
