@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ MACHINE = ("cpu", "cpus_usable", "gpus", "omp_num_threads")
 """What of a run's environment says that two runs were on different machines."""
 
 Runs = Run | Path | str | Mapping[str, Run | Path | str] | Iterable[Run | Path | str]
+Loads = float | Iterable[float | None] | None
 
 
-def compare(runs: Runs, base: str | None = None, concurrency: int | Sequence[int] | None = None) -> pd.DataFrame:
+def compare(runs: Runs, base: str | None = None, concurrency: Loads = None) -> pd.DataFrame:
     """The configurations of one or several runs (or run directories), each figure beside that of `base`.
 
     `base`: a configuration's name; None: the first of the first run. A mapping gives the runs labels of its own.
@@ -76,7 +78,8 @@ def compare(runs: Runs, base: str | None = None, concurrency: int | Sequence[int
 
     A cell is compared with the base of its own run where that has one: `compared` is "paired", the ratio is taken
     repeat by repeat, and what disturbed the machine disturbed both. Otherwise with the base of the first run that has
-    one: "unpaired", Welch's t on the logarithms, and what changed between the runs is in the ratio.
+    one: "unpaired", Welch's t on the logarithms, and what changed between the runs is in the ratio. Where all runs have
+    but one configuration, the same, the first run is the base of the others: before and after.
 
     A row for each configuration, concurrency, stage and figure (named as in `Run.cells` and `Run.stages`): `value`, the
     base's, `ratio` and its 95 % interval `low` to `high`, and `verdict`: "higher", "lower", "within noise", "too few
@@ -97,15 +100,17 @@ def compare(runs: Runs, base: str | None = None, concurrency: int | Sequence[int
             f"base: expected one of {', '.join(names) or 'no configuration (no cell is finished)'}, got "
             f"{base!r}" + (f"; did you mean {near[0]!r}?" if near else "")
         )
-    wanted = {concurrency} if isinstance(concurrency, int) else set(concurrency or ())
+    wanted = _loads(concurrency)
     if missing := wanted - {cell.concurrency for cell in cells}:
         found = sorted({cell.concurrency for cell in cells if cell.concurrency})
-        raise ValueError(f"concurrency: expected some of {found}, got {sorted(missing)}")
-    bases = [cell for cell in cells if cell.configuration == base]
-    kept = [cell for cell in cells if cell.configuration != base and (not wanted or cell.concurrency in wanted)]
+        raise ValueError(f"concurrency: expected some of {found}, got {sorted(missing, key=str)}")
+    others = [name for name in names if name != base]
+    bases = [cell for cell in cells if cell.configuration == base and (others or cell.run is cells[0].run)]
+    before = {id(cell) for cell in bases}
+    kept = [cell for cell in cells if id(cell) not in before and (not wanted or cell.concurrency in wanted)]
     rows = [row for cell in kept for row in _rows(cell, _base(cell, bases))]
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(DTYPES)
-    frame["configuration"] = pd.Categorical(frame["configuration"], [n for n in names if n != base], ordered=True)
+    frame["configuration"] = pd.Categorical(frame["configuration"], others or names, ordered=True)
     return frame
 
 
@@ -127,7 +132,7 @@ class _Cell:
 
     @cached_property
     def repeats(self) -> dict[int, dict[str, Any]]:
-        return {run["repeat"]: run for run in undisturbed(self.figures["runs"])}
+        return {run["repeat"]: run for run in undisturbed(self.figures.get("runs") or [])}
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -136,20 +141,23 @@ class _Cell:
         if table.empty:
             return table
         load = table["concurrency"].isna() if self.concurrency is None else table["concurrency"] == self.concurrency
-        return table[(table["configuration"] == self.configuration) & load & (table["repeat"] == min(self.repeats))]
+        first = table["repeat"] == min(self.repeats, default=0)
+        return table[(table["configuration"] == self.configuration) & load & first]
 
     @cached_property
     def work(self) -> dict[str, Any]:
         """What it was asked for: settings by their key, and the prompts by name."""
-        experiment = self.run.record["configurations"][self.configuration]["experiment"]
-        workload = experiment["workload"]
-        work = {"model.checkpoint": _place(experiment["model"]["checkpoint"])}
-        work |= {f"workload.{key}": workload[key] for key in SAME_WORK}
-        work |= {f"stages.{name}.sampling": stage["sampling"] for name, stage in experiment["stages"].items()}
-        if "prompt" in self.requests:
-            return work | {"prompts": Counter(self.requests["prompt"])}
-        dataset = {"workload.dataset": _place(workload["dataset"])}
-        return work | dataset | {f"workload.{key}": workload[key] for key in ("num_prompts", "seed")}
+        configuration = (self.run.record.get("configurations") or {}).get(self.configuration) or {}
+        experiment = configuration.get("experiment") or {}  # of an older version it may lack any key
+        workload = experiment.get("workload") or {}
+        work = {"model.checkpoint": _place((experiment.get("model") or {}).get("checkpoint"))}
+        work |= {f"workload.{key}": workload.get(key) for key in SAME_WORK}
+        stages = experiment.get("stages") or {}
+        work |= {f"stages.{name}.sampling": stage.get("sampling") for name, stage in stages.items()}
+        if "prompt" in self.requests and self.requests["prompt"].notna().any():
+            return work | {"prompts": Counter(self.requests["prompt"].dropna())}
+        dataset = {"workload.dataset": _place(workload.get("dataset"))}
+        return work | dataset | {f"workload.{key}": workload.get(key) for key in ("num_prompts", "seed")}
 
     @cached_property
     def outcome(self) -> dict[str, float]:
@@ -157,9 +165,15 @@ class _Cell:
         lengths = {
             name: self.requests[name].mean() for name in ("text_tokens", "codec_frames") if name in self.requests
         }
-        return {"failed requests": float(self.figures["failed"] or 0)} | {
+        return {"failed requests": float(self.figures.get("failed") or 0)} | {
             f"{name.replace('_', ' ')} an answer": mean for name, mean in lengths.items() if pd.notna(mean)
         }
+
+
+def _loads(concurrency: Loads) -> set[float | None]:
+    """What is asked for, as run.json has it: tables have NaN for open loop."""
+    several = [concurrency] if isinstance(concurrency, Real) else () if concurrency is None else concurrency
+    return {None if pd.isna(load) else load for load in several}
 
 
 def _labelled(runs: Runs) -> Iterator[tuple[str, Run]]:
@@ -179,7 +193,7 @@ def _labelled(runs: Runs) -> Iterator[tuple[str, Run]]:
 
 
 def _cells(label: str, run: Run) -> Iterator[_Cell]:
-    return (_Cell(label, run, figures) for figures in run.record["cells"])
+    return (_Cell(label, run, figures) for figures in run.record.get("cells") or [])
 
 
 def _base(cell: _Cell, bases: Sequence[_Cell]) -> _Cell | None:
@@ -251,7 +265,7 @@ def _differences(cell: _Cell, base: _Cell) -> tuple[list[str], list[str]]:
         ours, theirs = cell.outcome[key], base.outcome[key]
         if abs(ours - theirs) > LENGTHS * max(ours, theirs):
             work.append(f"{key} ({ours:.3g} against {theirs:.3g})")
-    ours, theirs = cell.run.record["environment"], base.run.record["environment"]
+    ours, theirs = (one.run.record.get("environment") or {} for one in (cell, base))
     machine = [
         f"environment.{key} ({_shown(ours.get(key))} against {_shown(theirs.get(key))})"
         for key in MACHINE
@@ -267,6 +281,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _place(name: str) -> str:
+def _place(name: str | None) -> str | None:
     """A path in this checkout as reference results have it: relative to the checkout."""
-    return name.removeprefix(f"{Path(__file__).resolve().parents[1]}/")
+    return name and name.removeprefix(f"{Path(__file__).resolve().parents[1]}/")

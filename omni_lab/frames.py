@@ -102,6 +102,8 @@ def load(run_dir: str | Path) -> Run:
     if not (path / "run.json").is_file():
         raise FileNotFoundError(f"{path}/run.json: no such file; give a run directory such as results/<name>/<time>")
     record = _json((path / "run.json").read_text("utf-8"), path / "run.json")
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}/run.json: expected the record of a run, got a {type(record).__name__}")
     cells, stages = _cells(record)
     requests = _requests(path / "requests.jsonl")
     steps = _parquet(path / "steps.parquet", STEPS)

@@ -42,6 +42,15 @@ class Answer:
 EAGER = "optimizations.graphs={thinker: false, talker: false, code2wav: false}"
 """Compiling graphs takes minutes: only the tests about them ask for them, later in `overrides`."""
 
+SMALL = """
+name: small
+model: {checkpoint: nano}
+executor: inline
+connector: in_process
+optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
+"""
+"""The beginning of an experiment file that starts in a second."""
+
 
 def experiment(checkpoint: Path | str, *overrides: str) -> Experiment:
     return load_experiment(BASE, [f"model.checkpoint={checkpoint}", EAGER, *overrides])

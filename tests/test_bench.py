@@ -29,22 +29,21 @@ from omni_lab.workload.client import closed_loop
 from omni_lab.workload.echo import ceilings
 from omni_lab.workload.http_client import connect
 from omni_lab.workload.wire import chat_body, decode_sound, read_answer, server_sent_events
+from tests.pipelines import SMALL
 from tests.serving import served
 
 RATE = 24_000
 MS = 1_000_000
 
-EXPERIMENT = """
-name: small
-model: {checkpoint: nano}
-executor: inline
-connector: in_process
-optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
+EXPERIMENT = (
+    SMALL
+    + """\
 stages: {thinker: {sampling: {max_tokens: 8}}, talker: {sampling: {temperature: 0.0, max_tokens: 13}}}
 chunking: {initial_frames: 2, frames: 5, left_context: 5}
 workload: {num_prompts: 3, concurrency: [2], warmup: 1, repeats: 1, output: {text_tokens: 8, codec_frames: 12}}
 results: {save_audio: 3, save_tokens: true}
 """
+)
 
 
 def sound(frames: int, start: int = 0) -> np.ndarray:

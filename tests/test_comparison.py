@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import omni_lab
-from omni_lab.comparison import DIFFERENT, PAIRED, UNPAIRED, more_is_better
+from omni_lab.comparison import DIFFERENT, NO_RATIO, PAIRED, UNPAIRED, more_is_better
 from omni_lab.experiment import load_configurations
 from omni_lab.frames import Run
 from omni_lab.metrics.definitions import COMPARED
@@ -115,6 +115,32 @@ def test_base_and_concurrency_are_chosen_by_name(runs: dict[str, Run]) -> None:
         omni_lab.compare(runs["both"], concurrency=8)
 
 
+def test_loads_may_come_from_a_table(runs: dict[str, Run]) -> None:
+    loads = runs["both"].cells["concurrency"]
+    whole = omni_lab.compare(runs["both"])
+    pd.testing.assert_frame_equal(omni_lab.compare(runs["both"], concurrency=loads.unique()), whole)
+    for load in (loads.iloc[0], float(loads.iloc[0])):
+        assert set(omni_lab.compare(runs["both"], concurrency=load)["concurrency"]) == {1}
+    with pytest.raises(ValueError, match=r"concurrency: expected some of \[1, 2\], got \[None\]"):
+        omni_lab.compare(runs["both"], concurrency=[math.nan])
+
+
+def test_a_run_of_an_older_version_is_compared_as_far_as_it_goes(runs: dict[str, Run]) -> None:
+    cells = [
+        {name: value for name, value in cell.items() if name not in ("runs", "failed")}
+        for cell in runs["both"].record["cells"]
+    ]
+    requests = runs["both"].requests.assign(prompt=None)
+    older = dataclasses.replace(runs["both"], record={"cells": cells}, requests=requests)
+    table = omni_lab.compare(older)
+    assert set(table["verdict"]) == {NO_RATIO} and table["value"].notna().all() and set(table["differs"]) == {""}
+    both = omni_lab.compare({"new": runs["both"], "old": older}, base="chunked")
+    assert set(both[both["run"] == "old"]["verdict"]) == {NO_RATIO}
+    chunked = [cell for cell in cells if cell["configuration"] == "chunked"]
+    apart = omni_lab.compare([runs["again"], dataclasses.replace(older, record={"cells": chunked})])
+    assert set(apart["compared"]) == {UNPAIRED} and apart["differs"].str.contains("model.checkpoint").all()
+
+
 def test_better_follows_the_direction_of_the_figure() -> None:
     lower = {"mean_audio_ttfp_ms", "p99_audio_ttfp_ms", "mean_audio_rtf", "mean_audio_underrun_s", "gap_us_median"}
     assert not any(map(more_is_better, lower))
@@ -167,6 +193,14 @@ def test_figure_shows_ratios_with_intervals_and_noise_grey() -> None:
     row = shown[shown["ratio"] == better.x[0]].iloc[0]
     assert better.x[0] + better.error_x.array[0] == pytest.approx(row["high"])
     assert f"x{row['ratio']:.3g}" in better.customdata[0] and row["verdict"] in better.customdata[0]
+
+
+def test_runs_of_one_configuration_alone_are_before_and_after(runs: dict[str, Run]) -> None:
+    table = omni_lab.compare({"before": runs["again"], "after": runs["longer"]})
+    assert set(table["run"]) == {"after"} and set(table["configuration"]) == {"whole"}
+    assert set(table["compared"]) == {UNPAIRED} and set(table["concurrency"]) == {1, 2}
+    assert set(table.dropna(subset=["ratio"])["verdict"]) == {DIFFERENT}
+    assert omni_lab.compare(runs["again"]).empty
 
 
 def test_summary_names_each_verdict(runs: dict[str, Run]) -> None:

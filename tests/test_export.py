@@ -118,6 +118,13 @@ def test_the_command_fails_without_a_browser(tmp_path: Path, monkeypatch: pytest
     assert "apt install chromium" in capsys.readouterr().err
 
 
+@draws
+def test_the_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "ladder.svg").mkdir()
+    assert export.main([str(LADDER), "ladder", str(tmp_path / "ladder.svg")]) == WRONG
+    assert "ladder.svg" in capsys.readouterr().err
+
+
 def readme_pictures() -> list[tuple[str, list[str]]]:
     """Path of each picture in docs/pictures that the README shows, and the arguments of the command that makes it."""
     text = (ROOT / "README.md").read_text("utf-8")

@@ -19,22 +19,21 @@ import soundfile
 
 from omni_lab.metrics.definitions import DISTRIBUTIONS
 from omni_lab.run import main
+from tests.pipelines import SMALL
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 300
 """Only so that a hanging run cannot hang the tests; nothing here depends on speed."""
 
-EXPERIMENT = """
-name: small
-model: {checkpoint: nano}
-executor: inline
-connector: in_process
-optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
+EXPERIMENT = (
+    SMALL
+    + """\
 stages: {thinker: {sampling: {max_tokens: 12}}, talker: {sampling: {max_tokens: 9}}}
 chunking: {initial_frames: 2, frames: 5, left_context: 5}
 workload: {num_prompts: 3, concurrency: [1, 2], warmup: 1, repeats: 2}
 results: {save_audio: 1, save_tokens: true}
 """
+)
 
 
 @pytest.fixture

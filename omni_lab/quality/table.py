@@ -86,8 +86,8 @@ def current(run: Run) -> pd.DataFrame:
 
 def _signal(row: pd.Series, recording: Recording) -> dict[str, Any]:
     samples, rate = recording.samples, recording.rate
-    told = row.get("target_text")
-    reference = told if isinstance(told, str) else row.get("text") or ""
+    said = (row.get(name) for name in ("target_text", "text"))
+    reference = next((text for text in said if isinstance(text, str)), "")
     quiet, edges = silence(samples, rate), clicks(samples, rate, recording.edges)
     speaking = recording.seconds - quiet.leading - quiet.trailing
     return {

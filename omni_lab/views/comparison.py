@@ -40,6 +40,9 @@ TICKS = (
 )
 """Round factors for axes of growing length."""
 
+LABEL = 0.1
+"""Share of the picture's width that a tick's label needs."""
+
 FAR = 30
 """How far from its ratio an interval is followed."""
 
@@ -69,7 +72,7 @@ def figure(comparison: pd.DataFrame, figures: Sequence[str] = FIGURES) -> go.Fig
             for outcome, group in own.groupby(own.apply(_outcome, axis=1)) if len(own) else ():
                 heights = [places[line] + offset for line in names[group.index]]
                 plot.add_trace(_points(name, outcome, load, number, group, heights), 1, column)
-        plot.update_xaxes(_axis(rows), col=column)
+        plot.update_xaxes(_axis(rows, len(parts)), col=column)
         plot.add_vline(x=1, line={"color": theme.GREY, "dash": "dash", "width": 1}, row=1, col=column)
     for outcome in LOOKS:
         if any(trace.name == outcome for trace in plot.data):
@@ -107,8 +110,8 @@ def summary(comparison: pd.DataFrame, figures: Sequence[str] = FIGURES) -> Table
     return {"head": head, "rows": rows}
 
 
-def _axis(rows: pd.DataFrame) -> dict[str, Any]:
-    """A logarithmic axis over all intervals and 1, with at most five ticks, at round factors.
+def _axis(rows: pd.DataFrame, panels: int) -> dict[str, Any]:
+    """A logarithmic axis over all intervals and 1, with ticks at round factors, fewer beside other panels.
 
     Of an interval that says next to nothing (two repeats that disagree give such) the far end lies outside.
     """
@@ -119,7 +122,7 @@ def _axis(rows: pd.DataFrame) -> dict[str, Any]:
     low, high = low - margin, high + margin
     reaching = [one for one in TICKS if math.log10(one[0]) < low + 0.2 and high - 0.2 < math.log10(one[-1])] or TICKS
     inside = [[one for one in factors if low < math.log10(one) < high] for factors in reaching]
-    ticks = next((found for found in inside if len(found) <= 5), inside[-1])
+    ticks = max((_apart(found, LABEL * panels * (high - low)) for found in inside), key=len)
     return {
         "type": "log",
         "range": [low, high],
@@ -127,6 +130,15 @@ def _axis(rows: pd.DataFrame) -> dict[str, Any]:
         "ticktext": [f"x{one:g}" for one in ticks],
         "tickangle": 0,
     }
+
+
+def _apart(ticks: Sequence[float], least: float) -> list[float]:
+    """The ticks that are `least` decades from each other, those nearest to 1 first."""
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda one: abs(math.log10(one))):
+        if all(abs(math.log10(tick / other)) >= least for other in kept):
+            kept.append(tick)
+    return sorted(kept)
 
 
 def _rows(comparison: pd.DataFrame, name: str) -> pd.DataFrame:

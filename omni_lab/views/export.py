@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not figure.data:
             raise ValueError(f"{chosen.run} has nothing for the figure {chosen.figure}: not measured, or not kept")
         print(save(figure, chosen.picture, chosen.dark, chosen.width, chosen.height, chosen.scale))
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return WRONG
     except RuntimeError as error:

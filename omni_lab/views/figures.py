@@ -88,10 +88,7 @@ def distribution(requests: pd.DataFrame, metric: str = "audio_ttfp_ms") -> go.Fi
         )
     figure.update_layout(boxmode="group", showlegend=measured["configuration"].nunique() > 1)
     _load_axis(figure, measured)
-    if wide(measured[metric]):
-        figure.update_yaxes(type="log", dtick="D2")
-    else:
-        figure.update_yaxes(rangemode="tozero")
+    _value_axis(figure, measured[metric])
     if metric == "audio_rtf":
         _real_time(figure)
     return figure
@@ -118,7 +115,7 @@ def by_concurrency(cells: pd.DataFrame, metric: str = "audio_throughput_s_per_s"
         )
     _load_axis(figure, measured)
     figure.update_layout(showlegend=measured["configuration"].nunique() > 1)
-    figure.update_yaxes(rangemode="tozero")
+    _value_axis(figure, measured[metric])
     if metric.endswith("audio_rtf"):
         _real_time(figure)
     return figure
@@ -247,6 +244,14 @@ def _load_axis(figure: go.Figure, frame: pd.DataFrame) -> None:
     figure.update_xaxes(
         title="concurrency", type="category", categoryorder="array", categoryarray=[load_label(v) for v in loads]
     )
+
+
+def _value_axis(figure: go.Figure, values: pd.Series) -> None:
+    """From zero, or logarithmic where the values are far apart."""
+    if wide(values):
+        figure.update_yaxes(type="log", dtick="D2")
+    else:
+        figure.update_yaxes(rangemode="tozero")
 
 
 def _real_time(figure: go.Figure) -> None:

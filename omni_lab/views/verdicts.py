@@ -37,7 +37,7 @@ def _ratios(rows: pd.DataFrame) -> str:
     figure = first["figure"].removeprefix("mean_")
     of_stage = f" of the {first['stage']}" if isinstance(first["stage"], str) else ""
     loads = [
-        f"x{row['ratio']:.2g} ({row['low']:.2g} to {row['high']:.2g}) at {load_label(row['concurrency'])} in flight"
+        f"x{row['ratio']:.3g} ({row['low']:.3g} to {row['high']:.3g}) at {load_label(row['concurrency'])} in flight"
         for _, row in rows.iterrows()
     ]
     return f"{LABELS.get(figure, (figure, ''))[0]}{of_stage} in `{first['configuration']}`, {', '.join(loads)}"

@@ -25,7 +25,7 @@ from omni_lab.views import theme
 from omni_lab.workbench.controls import Controls
 from omni_lab.workbench.loop import background
 from omni_lab.workbench.plot import Plot
-from omni_lab.workbench.runs import ROOT, RunJob, watch
+from omni_lab.workbench.runs import ROOT, RunJob, found, watch
 from omni_lab.workbench.tables import table
 from omni_lab.workbench.variation import MISSING, Variation, assignments, flat, made_up_name
 from omni_lab.workload.plan import planned
@@ -66,7 +66,7 @@ class AblationBuilder(ipywidgets.VBox):
         base: Run | None = None,
         settings: Iterable[str] = (),
     ) -> None:
-        self.file = _found(Path(experiment_path))
+        self.file = found(experiment_path)
         self.start = _laid_over(self.file, list(settings), base)
         self.base = load_experiment(self.file, assignments(self.start))
         self.values = flat(self.base.model_dump(mode="json"))
@@ -84,6 +84,14 @@ class AblationBuilder(ipywidgets.VBox):
         if base is not None:
             self.add(base, base.path.name)
 
+    @traitlets.validate("compared")
+    def _known_runs(self, proposal: dict[str, Any]) -> list[str]:
+        if unknown := [label for label in proposal["value"] if label not in self.runs]:
+            raise traitlets.TraitError(
+                f"compared: expected of {', '.join(self.runs) or 'no runs yet'}, got {unknown[0]!r}"
+            )
+        return proposal["value"]
+
     @property
     def variation(self) -> Variation:
         """What would run."""
@@ -96,6 +104,8 @@ class AblationBuilder(ipywidgets.VBox):
         Raises ExperimentError if there is a `problem`, RuntimeError if a run is going on, and with `wait` what
         `RunJob.result` raises; in any case what was finished is added to the runs.
         """
+        if self.job is not None and self.job.done:
+            self._ended(self.job)  # the kernel, busy with this cell, has not come to it
         if self.job is not None:
             raise RuntimeError(f"{self.job.directory.path} is running; wait for it, or cancel() it")
         if self.problem:
@@ -148,7 +158,7 @@ class AblationBuilder(ipywidgets.VBox):
         self._preview = ipywidgets.HTML()
         self._start = ipywidgets.Button(description="Run", icon="play", button_style="primary")
         self._stop = ipywidgets.Button(description="Cancel", icon="stop", disabled=True)
-        self._start.on_click(lambda _: self.run())
+        self._start.on_click(lambda _: self._run_soon())
         self._stop.on_click(lambda _: self._cancel_soon())
         self._bar = ipywidgets.IntProgress(0, 0, 1, layout={"width": "260px"})
         self._status = ipywidgets.HTML()
@@ -169,7 +179,8 @@ class AblationBuilder(ipywidgets.VBox):
 
     def _check(self) -> None:
         """Brings controls, preview and buttons up to what is changed."""
-        changed = {key: value for key, value in self.changed.items() if self.values.get(key, MISSING) != value}
+        stated = {key: value for above, given in self.changed.items() for key, value in flat(given, above).items()}
+        changed = {key: value for key, value in stated.items() if self.values.get(key, MISSING) != value}
         if changed != self.changed:
             self.changed = changed  # which calls this again
             return
@@ -187,7 +198,7 @@ class AblationBuilder(ipywidgets.VBox):
     def _described(self, configurations: list[Experiment]) -> str:
         """What is changed, what of it has no effect, how much will run, and the command for it."""
         lines = [
-            f"<code>--set {escape(one)}</code> instead of {escape(json.dumps(self.values[key]))}"
+            f"<code>--set {escape(one)}</code> instead of {escape(json.dumps(self.values.get(key)))}"
             for key, one in zip(self.changed, assignments(self.changed), strict=True)
         ]
         ends = [End(stage, 0) for stage in configurations[-1].stages]
@@ -220,6 +231,13 @@ class AblationBuilder(ipywidgets.VBox):
 
     def _tell(self, words: str) -> None:
         self._status.value = f'<span role="status">{escape(words)}</span>'
+
+    def _run_soon(self) -> None:
+        """Of the button: what is wrong is told beside it, since nobody sees what a click raises."""
+        try:
+            self.run()
+        except (ExperimentError, RuntimeError, OSError) as error:
+            self._tell(str(error))
 
     def _cancel_soon(self) -> None:
         """Of the button: the kernel need not wait until the pipeline is closed."""
@@ -260,7 +278,7 @@ class AblationBuilder(ipywidgets.VBox):
         for tick in self._ticks.children:
             tick.value = tick.description in self.compared
         chosen = {label: self.runs[label] for label in self.compared}
-        names = {cell["configuration"] for run in chosen.values() for cell in run.record["cells"]}
+        names = {cell["configuration"] for run in chosen.values() for cell in run.record.get("cells") or []}
         if not names:
             self.comparison, self._results.children = pd.DataFrame(), ()
             return
@@ -285,16 +303,19 @@ def _laid_over(file: Path, settings: list[str], base: Run | None) -> dict[str, A
 
 def _work(file: Path, run: Run) -> dict[str, Any]:
     """What the work of a run's configuration of the same name, or its first, has that the file has not."""
-    plain, configurations = load_experiment(file), run.record["configurations"]
+    plain, configurations = load_experiment(file), run.record.get("configurations")
+    if not configurations:
+        raise ExperimentError(f"{run.path}/run.json: expected configurations, whose work is taken over; there are none")
     record = configurations.get(plain.name) or next(iter(configurations.values()))
     ours, theirs = flat(plain.model_dump(mode="json")), flat(record["experiment"])
     keys = [key for key in theirs if any(key == part or key.startswith(f"{part}.") for part in WORK)]
-    return {key: theirs[key] for key in keys if theirs[key] != ours.get(key, MISSING)}
+    found = {key: _in_checkout(key, theirs[key]) for key in keys}
+    return {key: value for key, value in found.items() if value != ours.get(key, MISSING)}
 
 
-def _found(path: Path) -> Path:
-    """The file as it is, or in the checkout."""
-    return (path if path.is_file() or path.is_absolute() else ROOT / path).resolve()
+def _in_checkout(key: str, value: Any) -> Any:
+    """Reference results have paths relative to the checkout, wherever that is."""
+    return str(ROOT / value) if key in ("model.checkpoint", "workload.dataset") and "/" in value else value
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -63,10 +63,10 @@ class Controls(ipywidgets.HBox):
         super().__init__(groups, layout={"flex_flow": "row wrap", "grid_gap": "4px 28px"})
 
     def show(self, changed: Settings) -> None:
-        """Moves all controls to the base's values and what is changed of them."""
+        """Moves all controls to the base's values and what is changed of them; what one cannot hold is not shown."""
         for key, control in self.controls.items():
             value = changed.get(key, self.base[key])
-            if read(control) != value:
+            if read(control) != value and _holds(control, value):
                 control.value = written(control, value)
 
     def lock(self, locked: bool) -> None:
@@ -94,6 +94,10 @@ def read(control: ipywidgets.Widget) -> Any:
         return yaml.safe_load(f"[{control.value}]") or None
     except yaml.YAMLError:
         return control.value
+
+
+def _holds(control: ipywidgets.Widget, value: Any) -> bool:
+    return isinstance(control, ipywidgets.Text) or type(value) is type(control.value)  # 2.5 is not to become 2
 
 
 def written(control: ipywidgets.Widget, value: Any) -> Any:

@@ -57,6 +57,8 @@ class Dial(ipywidgets.VBox):
 
 def _control(name: str, given: Any) -> ipywidgets.Widget:
     control = given if isinstance(given, ipywidgets.Widget) else ipywidgets.interactive.widget_from_abbrev(given)
+    if control is None:
+        raise ValueError(f"{name}: expected a widget, (low, high), a list, a map or a tick, got {given!r}")
     control.description = control.description or name.replace("_", " ")
     control.style.description_width = "initial"
     return control

@@ -24,7 +24,8 @@ from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.results import request_line
 from omni_lab.views import theme
 from omni_lab.workbench.loop import background
-from omni_lab.workbench.module import HERE, esm
+from omni_lab.workbench.module import css, esm
+from omni_lab.workbench.runs import found
 from omni_lab.workbench.take import Take, facts
 from omni_lab.workload.dataset import Prompt, reading
 from omni_lab.workload.requests import make_request
@@ -36,7 +37,7 @@ LIGHT = ("executor=inline", "optimizations.graphs={thinker: false, talker: false
 SHOW_S = 0.05
 """Text that comes sooner after what was shown last is shown with what comes next."""
 
-STYLES = ("arrivals.css", "live.css")
+STYLES = ("card", "arrivals", "live")
 
 EXPECTED = (ExperimentError, PipelineError, RequestError, StageError)
 """Mistakes whose message is a sentence for users."""
@@ -45,13 +46,14 @@ EXPECTED = (ExperimentError, PipelineError, RequestError, StageError)
 class LivePlayer(anywidget.AnyWidget):
     """Speaks a text while the pipeline generates it, in the notebook: text, sound and picture as they arrive.
 
-    `experiment_or_path`: an experiment file, over which `LIGHT` and then `settings` (`KEY=VALUE`, like `--set`) are
-    laid, or an experiment as it is. It opens on the background loop; until then what is said waits. What is wrong with
-    the experiment, the checkpoint or a text is told in the widget, in one sentence, and raised by `take`.
+    `experiment_or_path`: an experiment file, relative to here or to the checkout, over which `LIGHT` and then
+    `settings` (`KEY=VALUE`, like `--set`) are laid, or an experiment as it is. It opens on the background loop; until
+    then what is said waits. What is wrong with the experiment, the checkpoint or a text is told in the widget, in one
+    sentence, and raised by `take`.
     """
 
     _esm = esm("live")
-    _css = f".omni-live {{ {theme.css()} }}\n" + "".join((HERE / name).read_text("utf-8") for name in STYLES)
+    _css = css(*STYLES) + f".omni-live {{ {theme.css()} }}"
     sample_rate = Int(SAMPLE_RATE).tag(sync=True)
     state = Unicode("loading").tag(sync=True)
     """One of loading, ready, speaking, failed, closed."""
@@ -195,7 +197,7 @@ class LivePlayer(anywidget.AnyWidget):
 def read_experiment(given: Experiment | Path | str, settings: Iterable[str]) -> Experiment:
     """A file with `LIGHT` and the settings laid over it, or an experiment as it is. Raises ExperimentError."""
     if not isinstance(given, Experiment):
-        return load_experiment(given, [*LIGHT, *settings])
+        return load_experiment(found(given), [*LIGHT, *settings])
     if settings:
         raise ExperimentError("settings: expected none beside an experiment; give the path of its file instead")
     return given

@@ -1,4 +1,4 @@
-"""A widget's JavaScript as one ES module: what anywidget can load from a notebook without a server or a build step."""
+"""A widget's code as one ES module and one style sheet: what anywidget loads without a server or a build step."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def esm(name: str) -> str:
 
     gather(name)
     return "\n".join(parts.values())
+
+
+def css(*names: str) -> str:
+    """These style sheets, one behind the other."""
+    return "\n".join((HERE / f"{name}.css").read_text("utf-8") for name in names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -13,7 +12,7 @@ import traitlets
 
 from omni_lab.views import theme
 from omni_lab.workbench.abx import score
-from omni_lab.workbench.module import esm
+from omni_lab.workbench.module import css, esm
 from omni_lab.workbench.take import Take, take_of, takes
 
 __all__ = ["AudioPlayer", "Take", "take_of", "takes"]
@@ -38,7 +37,7 @@ class AudioPlayer(anywidget.AnyWidget):
     """
 
     _esm = esm("player")
-    _css = (Path(__file__).parent / "player.css").read_text("utf-8") + f".omni-player {{ {theme.css()} }}"
+    _css = css("card", "player") + f".omni-player {{ {theme.css()} }}"
 
     takes = traitlets.List(traitlets.Instance(Take)).tag(
         sync=True, to_json=lambda found, _: [message(take, index) for index, take in enumerate(found)]

@@ -47,7 +47,7 @@ class RunGaps:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.steps = checks.counted(run, run.steps)
-        self.found = gaps(self.steps)
+        self.found = gaps(self.steps).dropna(subset="gap_us")
         if self.found.empty:
             raise ValueError(f"{run.path}/steps.parquet: expected steps with their gaps, and there are none")
         names = {name: self.found[name].drop_duplicates().sort_values() for name in ("stage", "configuration")}

@@ -173,6 +173,12 @@ def _reference(name: str) -> Run:
     return load(path)
 
 
+def found(path: Path | str) -> Path:
+    """An experiment file, relative to here or to the checkout."""
+    path = Path(path)
+    return (path if path.is_file() or path.is_absolute() else ROOT / path).resolve()
+
+
 def _experiments() -> list[str]:
     return [file.stem for file in (ROOT / "experiments").glob("*.yaml")]
 

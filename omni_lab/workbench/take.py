@@ -46,9 +46,17 @@ class Take:
 
     def __post_init__(self) -> None:
         self.samples = np.ascontiguousarray(self.samples, np.float32)
-        self.chunk_samples = self.chunk_samples or [len(self.samples)]
+        self.sample_rate = int(self.sample_rate)
+        self.arrivals_ms = [float(time) for time in self.arrivals_ms]
+        self.chunk_samples = [int(count) for count in self.chunk_samples] or [len(self.samples)]
+        self.chunk_frames = [int(count) for count in self.chunk_frames]
         if self.samples.ndim != 1:
             raise ValueError(f"take {self.label!r}: samples: expected mono [n], found shape {self.samples.shape}")
+        for name in ("samples", "arrivals_ms"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise ValueError(f"take {self.label!r}: {name}: expected finite numbers, found NaN or infinity")
+        if not self.sample_rate > 0:
+            raise ValueError(f"take {self.label!r}: sample_rate: expected Hz above 0, found {self.sample_rate}")
         if sum(self.chunk_samples) != len(self.samples):
             expected = f"{len(self.samples)} together, found {sum(self.chunk_samples)}"
             raise ValueError(f"take {self.label!r}: chunk_samples: expected {expected}")
@@ -71,14 +79,16 @@ def takes(
 ) -> list[Take]:
     """The same sentence from each configuration and concurrency of a run, in the run's order; the first repeat kept.
 
-    `prompt`: a prompt's name or its sentence; left out, the one that most cells have kept. An empty list if the run
-    has kept no audio (`results.save_audio`). Raises ValueError if the run lacks what is asked for, FileNotFoundError
-    if a recording that requests.jsonl names is gone.
+    `prompt`: a prompt's name or its sentence; left out, the one that most cells have kept, or the first answer where
+    prompts have no names. An empty list if the run has kept no audio (`results.save_audio`). Raises ValueError if the
+    run lacks what is asked for or a recording cannot be read, FileNotFoundError if one that requests.jsonl names is
+    gone.
     """
     rows = run.requests
     if "audio_file" not in rows or rows["audio_file"].isna().all():
         return []
     rows = rows[rows["audio_file"].notna()]
+    rows = rows.reindex(columns=rows.columns.union(["prompt", "target_text"], sort=False))  # older runs lack them
     if configurations is not None:
         for name in configurations:
             _expect("configuration", name, rows["configuration"])
@@ -91,7 +101,8 @@ def takes(
         rows = rows[(rows["prompt"] == prompt) | (rows["target_text"] == prompt)]
     elif len(rows):
         cells = rows.drop_duplicates(["configuration", "concurrency", "prompt"])
-        rows = rows[rows["prompt"] == cells["prompt"].value_counts(sort=False).idxmax()]
+        often = cells["prompt"].value_counts(sort=False)
+        rows = rows[rows["prompt"] == often.idxmax()] if len(often) else rows[rows["text"] == rows["text"].iloc[0]]
     rows = rows.sort_values("repeat", kind="stable").drop_duplicates(["configuration", "concurrency"])
     rows = rows.sort_values(["configuration", "concurrency"])
     several = rows["concurrency"].nunique(dropna=False) > 1
@@ -109,7 +120,10 @@ def take_of(run: Run, request: pd.Series, with_load: bool = True) -> Take:
     file = run.path / name
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file, but requests.jsonl names it for request {request['id']}")
-    samples, sample_rate = soundfile.read(file, dtype="float32", always_2d=True)
+    try:
+        samples, sample_rate = soundfile.read(file, dtype="float32", always_2d=True)
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{file}: expected a readable audio file: {error}") from error
     load = f", {load_label(request['concurrency'])} in flight" if with_load else ""
     return Take(
         label=f"{request['configuration']}{load}",
@@ -117,7 +131,7 @@ def take_of(run: Run, request: pd.Series, with_load: bool = True) -> Take:
         sample_rate=sample_rate,
         arrivals_ms=_values(request, "audio_times_ms"),
         chunk_samples=_values(request, "audio_chunk_samples"),
-        text=request.get("text") or "",
+        text=text if isinstance(text := request.get("text"), str) else "",
         facts=facts(request),
         chunk_frames=_values(request, "audio_chunk_frames"),
         color=style(run.requests["configuration"])[request["configuration"]]["color"],

@@ -172,7 +172,10 @@ class TraceView(ipywidgets.VBox):
     def _open_perfetto(self, _: object) -> None:
         for frame in self.frame.children:
             frame.close()
-        self.frame.children = [PerfettoFrame(self.source.trace_file(self.choice))]
+        try:
+            self.frame.children = [PerfettoFrame(self.source.trace_file(self.choice))]
+        except (OSError, ValueError) as error:  # nobody sees what a click raises
+            self.frame.children = [ipywidgets.HTML(f'<em role="alert">{html.escape(str(error))}</em>')]
 
 
 def _source(given: Run | Path | str | Iterable[Path | str], stage_regex: str | None) -> RunGaps | TraceGaps:

@@ -76,14 +76,6 @@ def made_up_name(base: Experiment, changed: Settings) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("_")
 
 
-def value_at(experiment: Experiment, key: str) -> Any:
-    """The value behind a dotted key; MISSING if there is none."""
-    node: Any = experiment.model_dump(mode="json")
-    for part in key.split("."):
-        node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
-    return node
-
-
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested maps as values by dotted key; lists and empty maps are values."""
     if not (isinstance(values, dict) and values):

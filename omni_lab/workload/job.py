@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,5 +82,7 @@ def plan_job(experiment: Experiment, configurations: Sequence[Experiment]) -> Jo
 
 
 def new_run_path(name: str, results: Path = Path("results")) -> Path:
-    """Where a run of this name goes if nobody says: results/<name>/<time>."""
-    return results / name / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    """Where a run of this name goes if nobody says: results/<name>/<time>, and a number for a second in that second."""
+    time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    names = chain([time], (f"{time}_{number}" for number in count(2)))
+    return next(path for one in names if not (path := results / name / one).exists())

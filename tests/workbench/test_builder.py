@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import threading
 from pathlib import Path
 
 import pytest
+import traitlets
 
 from omni_lab.comparison import PAIRED, UNPAIRED
 from omni_lab.experiment import ExperimentError, load_configurations
+from omni_lab.frames import load
 from omni_lab.settings import OptimizationsConfig
 from omni_lab.workbench import AblationBuilder, runs
 from omni_lab.workbench.plot import Plot
 from omni_lab.workbench.variation import flat, made_up_name, nested
+from tests.pipelines import SMALL
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 
 PATIENCE_S = 300
 """Only so that a hanging run cannot hang the tests."""
 
-EXPERIMENT = """
-name: small
-model: {checkpoint: nano}
-executor: inline
-connector: in_process
-optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
+EXPERIMENT = (
+    SMALL
+    + """\
 stages: {talker: {sampling: {temperature: 0.0, repetition_penalty: 1.0}}}
 workload: {warmup: 0, output: {text_tokens: 4, codec_frames: 8}}
 results: {save_audio: 0}
 """
+)
 LOAD = ("workload.concurrency=[2]", "workload.num_prompts=2", "workload.repeats=2")
 
 
@@ -111,6 +115,44 @@ def test_what_the_experiment_refuses_is_refused_at_once(file: Path) -> None:
         AblationBuilder(file.with_name("none.yaml"))
 
 
+def test_changes_may_be_maps_and_what_no_control_can_hold(file: Path) -> None:
+    builder = AblationBuilder(file, settings=LOAD)
+    builder.changed = {"optimizations.graphs": {"talker": True}, "workload.output": {"codec_frames": 8}}
+    assert builder.changed == {"optimizations.graphs.talker": True} and builder.problem == ""
+    assert builder._controls.controls["optimizations.graphs.talker"].value
+    builder.changed = {"workload": {"concurrency": None, "arrivals": {"rate": 2.0}}}
+    assert builder.problem == "" and "workload.arrivals.rate=2.0</code> instead of null" in builder._preview.value
+    builder.changed = {"optimizations.batching": "maybe"}
+    assert "optimizations.batching: expected true or false" in builder.problem
+    builder._controls.controls["optimizations.batching"].value = False
+    assert builder.changed == {"optimizations.batching": False} and builder.problem == ""
+    builder.changed = {"chunking.frames": 2.5}
+    assert builder.changed == {"chunking.frames": 2.5} and "chunking.frames: expected" in builder.problem
+    builder.changed = {}
+    with pytest.raises(traitlets.TraitError, match=r"compared: expected of .*, got 'nobody'"):
+        builder.compared = ["nobody"]
+
+
+def test_what_a_click_cannot_start_is_told_beside_the_button(file: Path) -> None:
+    (file.parent / "results").write_text("a file where runs should go")
+    builder = AblationBuilder(file, settings=LOAD)
+    builder._start.click()
+    assert "results" in builder._status.value and builder.job is None and not builder._start.disabled
+
+
+def test_in_a_kernel_a_cell_may_run_one_after_the_other(file: Path) -> None:
+    async def cell() -> None:
+        builder = AblationBuilder(file, settings=LOAD)
+        builder.beside = False
+        builder.run().result(PATIENCE_S)
+        builder.run().result(PATIENCE_S)
+        while builder.job:
+            await asyncio.sleep(0.01)
+        assert list(builder.runs) == ["small_again", "small_again (2)"]
+
+    asyncio.run(cell())
+
+
 def test_a_toggle_that_cannot_act_is_named_before_the_run(file: Path) -> None:
     builder = AblationBuilder(file, settings=LOAD)
     builder.changed = {"optimizations.graphs.talker": True, "optimizations.hot_path.code_predictor": False}
@@ -174,6 +216,12 @@ def test_the_work_of_a_base_run_is_taken_over(file: Path) -> None:
     builder.run(wait=True)
     assert set(builder.comparison["compared"]) == {UNPAIRED} and set(builder.comparison["differs"]) == {""}
     assert set(builder.comparison["configuration"]) == {"no_async_chunk"}
+
+
+def test_a_reference_run_is_a_base_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder = AblationBuilder("experiments/full.yaml", base=load(REFERENCE / "hot_path_long"))
+    assert Path(builder.base.workload.dataset).is_file() and builder.problem == ""
 
 
 def test_names_say_what_is_varied_and_fit(file: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
+import pytest
 
 from omni_lab.workbench import Dial, table
 from omni_lab.workbench.plot import Plot
@@ -46,6 +47,11 @@ def test_what_cannot_be_drawn_is_said_and_the_last_picture_stays():
     assert len(dial.shown.data) == 1
     dial.controls["count"].value = 2
     assert dial.note.layout.display == "none" and list(dial.shown.data[0].y) == [0, 1]
+
+
+def test_what_is_no_control_is_refused():
+    with pytest.raises(ValueError, match=r"count: expected a widget, \(low, high\), .* got None"):
+        Dial(bars, count=None)
 
 
 def test_another_widget_takes_the_place_of_the_one_before_which_is_closed():

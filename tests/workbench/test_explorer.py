@@ -16,21 +16,20 @@ from omni_lab.views import checks, figures, gantt, latency, request, theme
 from omni_lab.views.latency import Limits
 from omni_lab.workbench import LatencyExplorer
 from omni_lab.workbench.plot import Plot
+from tests.pipelines import SMALL
 from tests.workbench.traffic import on_page, traffic
 
 ROOT = Path(__file__).parents[2]
 
-EXPERIMENT = """
-name: small
-model: {checkpoint: nano}
-executor: inline
-connector: in_process
-optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
+EXPERIMENT = (
+    SMALL
+    + """\
 stages: {thinker: {sampling: {max_tokens: 12}}, talker: {sampling: {max_tokens: 9}}}
 chunking: {initial_frames: 2, frames: 5, left_context: 5}
 workload: {num_prompts: 3, concurrency: [1, 2], warmup: 0, repeats: 1}
 results: {save_audio: 2}
 """
+)
 
 
 @pytest.fixture(scope="module")

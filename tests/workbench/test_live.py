@@ -66,7 +66,7 @@ def test_the_widget_shows_what_has_arrived(live: LivePlayer):
     live.unobserve_all("record")
     assert shown[0] is None
     sizes = [len(record["text_times_ms"]) + len(record["audio_times_ms"]) for record in shown[1:]]
-    assert sizes == sorted(sizes) and len(set(sizes)) > 3, "it grew event by event"
+    assert sizes == sorted(sizes) and len(set(sizes)) > 2, "it grew while events came"
     assert [record["e2el_ms"] is None for record in shown[1:]] == [True] * (len(shown) - 2) + [False]
     assert live.record["audio_times_ms"] == take.arrivals_ms
     assert live.record["audio_chunk_samples"] == take.chunk_samples

@@ -96,6 +96,21 @@ def test_a_run_without_audio_has_no_takes(run: Run):
     assert AudioPlayer(takes(run)).get_state("takes") == {"takes": []}
 
 
+def test_a_run_of_an_older_version_has_takes_of_its_first_answer(run: Run):
+    older = Run(**{**vars(run), "requests": run.requests.drop(columns=["prompt", "target_text"])})
+    found = takes(older)
+    assert len(found) and len({take.text for take in found}) == 1
+    with pytest.raises(ValueError, match="prompt 'any'"):
+        takes(older, "any")
+
+
+def test_a_recording_that_cannot_be_read_is_named(run: Run, tmp_path: Path):
+    (tmp_path / "half.flac").write_bytes(b"fLaC")
+    damaged = Run(**{**vars(run), "path": tmp_path, "requests": run.requests.assign(audio_file="half.flac")})
+    with pytest.raises(ValueError, match=r"half\.flac: expected a readable audio file"):
+        takes(damaged)
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -103,6 +118,9 @@ def test_a_run_without_audio_has_no_takes(run: Run):
         ({"chunk_samples": [3, 4]}, "chunk_samples: expected 8 together, found 7"),
         ({"chunk_samples": [4, 4], "arrivals_ms": [1.0]}, "arrivals_ms: expected none or one for each of 2 chunks"),
         ({"chunk_samples": [4, 4], "chunk_frames": [1]}, "chunk_frames: expected none or one for each of 2 chunks"),
+        ({"samples": np.full(8, np.nan)}, "samples: expected finite numbers, found NaN"),
+        ({"arrivals_ms": [np.inf]}, "arrivals_ms: expected finite numbers, found NaN or infinity"),
+        ({"sample_rate": 0}, "sample_rate: expected Hz above 0, found 0"),
     ],
 )
 def test_a_take_that_does_not_fit_together_is_refused(wrong: dict, named: str):
@@ -120,6 +138,10 @@ def test_samples_reach_the_browser_as_they_are():
     assert np.array_equal(np.frombuffer(sent["data"], "<f4"), finer)
     assert sent["arrivals_ms"] == [5.0, 9.0]
     assert sent["color"] == "#E69F00"
+    assert message(Take("arrays", finer, 16_000, np.float64([5, 9]), np.int64([6000, 6000])), 8) == {
+        **sent,
+        "label": "arrays",
+    }
     loud = message(Take("over full scale", np.float32([1.5, -1.0, 1.0]), 24_000), 0)
     assert np.array_equal(np.frombuffer(loud["data"], "<f4"), np.float32([1.5, -1.0, 1.0]))
 

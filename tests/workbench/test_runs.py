@@ -13,21 +13,21 @@ from jupyter_client.manager import KernelManager
 from omni_lab.experiment import load_configurations
 from omni_lab.frames import load
 from omni_lab.workbench import RunJob, open_run, runs
+from omni_lab.workload.job import new_run_path
+from tests.pipelines import SMALL
 
 PATIENCE_S = 300
 """Only so that a hanging run cannot hang the tests."""
 
-EXPERIMENT = """
-name: small
-model: {checkpoint: nano}
-executor: inline
-connector: in_process
-optimizations: {graphs: {thinker: false, talker: false, code2wav: false}}
+EXPERIMENT = (
+    SMALL
+    + """\
 stages: {talker: {sampling: {temperature: 0.0, repetition_penalty: 1.0}}}
 workload: {num_prompts: 40, concurrency: [1, 2], warmup: 1, repeats: 5, output: {text_tokens: 4, codec_frames: 8}}
 results: {save_audio: 0}
 """
-SMALL = ("workload.num_prompts=2", "workload.repeats=1")
+)
+FEW = ("workload.num_prompts=2", "workload.repeats=1")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_mistakes_say_what_to_do(root: Path) -> None:
 def test_quick_runs_here_though_a_loop_is_running(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def cell() -> None:
         nonlocal run
-        run = open_run("small", "quick", SMALL, ["workload.concurrency=[2]"])
+        run = open_run("small", "quick", FEW, ["workload.concurrency=[2]"])
 
     run = None
     asyncio.run(cell())
@@ -79,7 +79,7 @@ def test_quick_runs_here_though_a_loop_is_running(root: Path, capsys: pytest.Cap
 
 def test_progress_counts_requests_and_names_what_goes_on(root: Path) -> None:
     heard = []
-    job = job_of(root, *SMALL, changed=lambda job: heard.append(job.progress))
+    job = job_of(root, *FEW, changed=lambda job: heard.append(job.progress))
     run = job.result(PATIENCE_S)
     assert [(one.done, one.total) for one in heard][-1] == (6, 6) and job.done
     assert [one.done for one in heard] == sorted(one.done for one in heard)
@@ -87,6 +87,14 @@ def test_progress_counts_requests_and_names_what_goes_on(root: Path) -> None:
     assert titles[0] == "small: loading, 0 of 3" and "small-c1-r0: warm-up" in titles and titles[-1] == "small-c2-r0"
     assert list(run.cells["completed"]) == [2, 2]
     assert job.kept == f"2 of 2 cells are finished and kept in {root / 'out'}"
+
+
+def test_runs_of_one_second_have_directories_of_their_own(tmp_path: Path) -> None:
+    made = []
+    for _ in range(3):
+        made.append(new_run_path("small", tmp_path))
+        made[-1].mkdir(parents=True)
+    assert len(set(made)) == 3 and {path.parent for path in made} == {tmp_path / "small"}
 
 
 def test_cancel_keeps_what_is_finished(root: Path) -> None:
@@ -105,7 +113,7 @@ def test_cancel_keeps_what_is_finished(root: Path) -> None:
 def test_a_run_that_fails_says_why_and_what_is_kept(root: Path) -> None:
     chats = root / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "Hi"}], "speaker": "nobody"}\n')
-    job = job_of(root, *SMALL, "workload.concurrency=[1]", f"workload.dataset={chats}", "workload.warmup=0")
+    job = job_of(root, *FEW, "workload.concurrency=[1]", f"workload.dataset={chats}", "workload.warmup=0")
     with pytest.raises(Exception, match=r"no request was completed in small at concurrency 1 .*; 1 of 1 cells"):
         job.result(PATIENCE_S)
 
@@ -120,7 +128,7 @@ def test_in_a_kernel_bars_are_widgets_and_an_interrupt_keeps_cells(root: Path) -
         setup = (
             f"from pathlib import Path; from omni_lab.workbench import open_run, runs; runs.ROOT = Path({str(root)!r})"
         )
-        _, outputs = execute(client, f"{setup}\nrun = open_run('small', 'quick', {SMALL!r})\nprint(len(run.cells))")
+        _, outputs = execute(client, f"{setup}\nrun = open_run('small', 'quick', {FEW!r})\nprint(len(run.cells))")
         kinds = {output["msg_type"] for output in outputs}
         assert kinds == {"display_data", "stream"}, [one["content"] for one in outputs]  # no warning, no bar as text
         assert all(
@@ -135,7 +143,7 @@ def test_in_a_kernel_bars_are_widgets_and_an_interrupt_keeps_cells(root: Path) -
         reply, _ = execute(client, "open_run('small', 'full')")
         stop.join()
         assert reply["ename"] == "KeyboardInterrupt" and "of 10 cells are finished and kept in" in reply["evalue"]
-        reply, _ = execute(client, f"assert len(open_run('small', 'quick', {SMALL!r}).cells) == 2")
+        reply, _ = execute(client, f"assert len(open_run('small', 'quick', {FEW!r}).cells) == 2")
         assert reply["status"] == "ok"  # the pipeline is gone, the kernel as good as before
     finally:
         client.stop_channels()

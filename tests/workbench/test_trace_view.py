@@ -116,6 +116,8 @@ def test_what_is_not_there_is_refused(ladder: Run, tmp_path: Path) -> None:
         view.gap = 99
     with pytest.raises(ValueError, match=r"steps\.parquet: expected steps"):
         TraceView(dataclasses.replace(ladder, steps=ladder.steps.iloc[:0]))
+    with pytest.raises(ValueError, match=r"steps\.parquet: expected steps"):
+        TraceView(dataclasses.replace(ladder, steps=ladder.steps.assign(payload_ns=np.nan)))  # an older version's
     program = Program()
     program.step(0, 10)
     with pytest.raises(TraceError, match="one step has no gap"):
@@ -202,6 +204,14 @@ def test_perfetto_gets_the_file_compressed(tmp_path: Path) -> None:
     assert PerfettoFrame(packed).trace == packed.read_bytes()
     with pytest.raises(OSError, match=r"c\.json"):
         PerfettoFrame(tmp_path / "c.json")
+
+
+def test_a_trace_that_is_gone_is_told_beside_the_button(tmp_path: Path) -> None:
+    file = decoder(11).write(tmp_path / "gone.json")
+    view = TraceView(file)
+    file.unlink()
+    view.perfetto.click()
+    assert "gone.json" in view.frame.children[0].value
 
 
 def test_a_hundred_thousand_steps_stay_small_messages(ladder: Run, monkeypatch: pytest.MonkeyPatch) -> None:
