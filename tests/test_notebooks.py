@@ -123,6 +123,7 @@ def run(notebook: NotebookNode, directory: Path, scratch: Path, mode: str = "ref
         kernel_name="omni_lab", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent)])
     )
     client = NotebookClient(notebook, km=kernel, timeout=120, resources={"metadata": {"path": str(directory)}})
+    client.owns_km = True  # it ends the kernel that it started
     try:
         return client.execute(env={**os.environ, "IPYTHONDIR": str(scratch / "ipython")})
     except CellExecutionError:

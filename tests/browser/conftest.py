@@ -41,7 +41,7 @@ class Diary:
             self.outside.append(address)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a JupyterLab with the options of `make lab`, on a copy of the notebooks, without anyone's settings."""
     scratch = tmp_path_factory.mktemp("lab")
