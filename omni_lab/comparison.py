@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from omni_lab.metrics.relative import (
     undisturbed,
     unpaired_ratio,
 )
+from omni_lab.settings import did_you_mean
 
 DIFFERENT, NO_RATIO = "different work", "no ratio"
 """Verdicts beside those of `metrics.relative`: the two cells did not do the same, so no word about their ratio is fair;
@@ -95,10 +95,9 @@ def compare(runs: Runs, base: str | None = None, concurrency: Loads = None) -> p
         base = cells[0].configuration
     names = list(dict.fromkeys(cell.configuration for cell in cells))
     if base not in names:
-        near = difflib.get_close_matches(str(base), names, 1)
         raise ValueError(
             f"base: expected one of {', '.join(names) or 'no configuration (no cell is finished)'}, got "
-            f"{base!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            f"{base!r}{did_you_mean(base, names)}"
         )
     wanted = _loads(concurrency)
     if missing := wanted - {cell.concurrency for cell in cells}:

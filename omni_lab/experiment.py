@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from omni_lab import settings
-from omni_lab.settings import merge, wrong
+from omni_lab.settings import did_you_mean, merge, wrong
 
 
 class ExperimentError(ValueError):
@@ -325,9 +325,8 @@ def _explained(mistake: Any) -> tuple[list[Any], str]:
     if path[-1] == "[key]":
         path.pop()
     known = re.findall(r"'([^']*)'", context.get("expected", "")) if kind == "literal_error" else []
-    near = difflib.get_close_matches(str(mistake["input"]), known, 1)
     expected = _EXPECTED.get(kind) or mistake["msg"].replace("Input should be ", "")
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(mistake["input"], known)
     return path, f"expected {expected.format(**context)}, got {_shown(mistake['input'])}{hint}"
 
 
@@ -371,8 +370,7 @@ def _misfits(experiment: Experiment) -> Iterable[tuple[str, str]]:
         yield "workload.dataset", f"expected {expected}; there is nothing at {dataset}"
     checkpoint = experiment.model.checkpoint
     if not (Path(checkpoint) / "config.json").is_file() and checkpoint not in zoo.names():
-        near = difflib.get_close_matches(checkpoint, zoo.names(), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(checkpoint, zoo.names())
         expected = f"{', '.join(zoo.names())}, or a directory with a config.json"
         yield "model.checkpoint", f"expected {expected}, got {checkpoint!r}{hint}"
     for name, stage in experiment.stages.items():

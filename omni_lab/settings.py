@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -36,6 +38,12 @@ def merge(base: Any, over: Any) -> Any:
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     return base | {key: merge(base[key], value) if key in base else value for key, value in over.items()}
+
+
+def did_you_mean(given: Any, known: Iterable[str]) -> str:
+    """The end of an error's sentence that names the known word nearest to what was given; "" if none is near."""
+    near = difflib.get_close_matches(str(given), list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -37,14 +38,24 @@ def recordings(run: Run) -> Iterator[tuple[pd.Series, Recording]]:
 
     Raises FileNotFoundError or ValueError, naming the file, where requests.jsonl names one that cannot be read.
     """
-    for _, row in kept(run).iterrows():
-        file = run.path / row["audio_file"]
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file, but requests.jsonl names it for request {row['id']}")
-        try:
-            samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-        except soundfile.SoundFileError as error:
-            raise ValueError(f"{file}: expected a readable audio file: {error}") from error
-        chunks = row.get("audio_chunk_samples")
-        edges = np.cumsum(chunks)[:-1] if isinstance(chunks, list) else np.zeros(0, int)
-        yield row, Recording(samples.mean(axis=1), rate, edges)
+    return ((row, recording(run, row)) for _, row in kept(run).iterrows())
+
+
+def recording(run: Run, row: pd.Series) -> Recording:
+    """The audio of one kept request. Raises as `recordings`."""
+    file = recorded_file(run, row)
+    try:
+        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{file}: expected a readable audio file: {error}") from error
+    chunks = row.get("audio_chunk_samples")
+    edges = np.cumsum(chunks)[:-1] if isinstance(chunks, list) else np.zeros(0, int)
+    return Recording(samples.mean(axis=1), rate, edges)
+
+
+def recorded_file(run: Run, row: pd.Series) -> Path:
+    """Where the audio of a kept request is. Raises FileNotFoundError if it is gone."""
+    file = run.path / row["audio_file"]
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file, but requests.jsonl names it for request {row['id']}")
+    return file

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from omni_lab.metrics.phases import CAUSES, HOST, STEP
 from omni_lab.views import theme
 from omni_lab.views.figures import load_label
-from omni_lab.views.steps import CAUSE_NAMES, at_load, look, number
+from omni_lab.views.steps import CAUSE_NAMES, look, number, of_repeat
 from omni_lab.views.timeline import IN_TURN, SHADES
 
 PIECES = 80
@@ -32,7 +32,7 @@ def around_gap(steps: pd.DataFrame, gap: pd.Series, context_ms: float) -> go.Fig
     whole_ns = _between_ns(gap)
     zero_ns = gap["start_ns"] - whole_ns
     figure = go.Figure(layout={"template": theme.LIGHT, "barmode": "overlay", "bargap": 0.3})
-    around = steps[_same_repeat(steps, gap)]
+    around = of_repeat(steps, gap)
     starts = around["start_ns"] - sum(around[f"{cause}_ns"].fillna(0) for cause in CAUSES)
     low, high = zero_ns - 1e6 * context_ms, gap["start_ns"] + 1e6 * context_ms
     around = around.assign(since_ns=starts)[(around["end_ns"] >= low) & (starts <= high)]
@@ -96,11 +96,6 @@ def length(us: float) -> str:
 
 def _between_ns(gap: pd.Series) -> float:
     return sum(gap[f"{cause}_ns"] for cause in CAUSES)
-
-
-def _same_repeat(steps: pd.DataFrame, gap: pd.Series) -> pd.Series:
-    here = (steps["configuration"] == gap["configuration"]) & at_load(steps, gap["concurrency"])
-    return here & (steps["repeat"] == gap["repeat"])
 
 
 def _draw(figure: go.Figure, part: str, base: pd.Series, wide: pd.Series, lanes: pd.DataFrame, width_ms: float) -> None:

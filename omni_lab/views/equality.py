@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import soundfile
 
 from omni_lab.frames import Run
+from omni_lab.quality.recordings import recording
+from omni_lab.quality.summary import STEP
 from omni_lab.views import theme
-
-STEP = 1 / 32768
-"""One step of a 16-bit recording, of full scale 1. Rounding alone can move a sample by one."""
 
 SHOWN = 28
 """Characters of a sentence that stand below its column; hovering shows all."""
@@ -123,8 +121,7 @@ def _equal(one: Any, other: Any) -> bool | None:
 
 def _apart(run: Run, row: pd.Series, other: pd.Series) -> float:
     """The largest difference of two recordings in steps of 16 bits; NaN if one is missing or longer."""
-    files = [run.path / one["audio_file"] for one in (row, other) if isinstance(one.get("audio_file"), str)]
-    if len(files) < 2:
+    if not all(isinstance(one.get("audio_file"), str) for one in (row, other)):
         return float("nan")
-    first, second = (soundfile.read(file, dtype="int16")[0].astype(np.int32) for file in files)
-    return float(np.abs(first - second).max(initial=0)) if len(first) == len(second) else float("nan")
+    first, second = (recording(run, one).samples for one in (row, other))
+    return float(np.abs(first - second).max(initial=0) / STEP) if len(first) == len(second) else float("nan")

@@ -8,8 +8,9 @@ from pandas.io.formats.style import Styler
 from omni_lab.frames import CELL
 from omni_lab.metrics.phases import HOST
 from omni_lab.views import theme
+from omni_lab.views.around_gap import length
 from omni_lab.views.figures import load_label
-from omni_lab.views.steps import CAUSE_NAMES, number
+from omni_lab.views.steps import CAUSE_NAMES
 
 
 def largest(stages: pd.DataFrame) -> pd.DataFrame:
@@ -51,9 +52,8 @@ def sentence(gap: pd.Series) -> str:
     causes = gap[[f"{cause}_us" for cause in HOST]].astype(float)
     shares = (causes / gap["gap_us"]).sort_values(ascending=False).head(2)
     parts = " and ".join(f"**{CAUSE_NAMES[name.removesuffix('_us')]}** ({share:.0%})" for name, share in shares.items())
-    length = f"{number(gap['gap_us'] / 1e3)} ms" if gap["gap_us"] >= 1e3 else f"{number(gap['gap_us'])} µs"
     where = f"`{gap['configuration']}`, {load_label(gap['concurrency'])} in flight"
     return (
-        f"{gap['stage']} in {where}: {length} between two steps on average, {gap['of_step']:.0%} of a step. "
-        f"Most of it: {parts}."
+        f"{gap['stage']} in {where}: {length(gap['gap_us'])} between two steps on average, "
+        f"{gap['of_step']:.0%} of a step. Most of it: {parts}."
     )

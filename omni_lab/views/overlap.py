@@ -10,7 +10,7 @@ from omni_lab.views import theme
 from omni_lab.views.figures import by_configuration
 from omni_lab.views.gantt import draw_steps, merged
 from omni_lab.views.request import audio_arrivals, of_request, stage_span
-from omni_lab.views.steps import number
+from omni_lab.views.steps import number, of_repeat
 
 
 def typical(requests: pd.DataFrame, concurrency: float = 1) -> pd.DataFrame:
@@ -78,8 +78,7 @@ def shares(requests: pd.DataFrame, steps: pd.DataFrame, chunks: pd.DataFrame) ->
 
 def _steps_of(request: pd.Series, steps: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
     """The steps that each stage took while it had the request; `start` and `end` in ms since it was sent."""
-    keys = ("configuration", "concurrency", "repeat")
-    mine = steps[np.logical_and.reduce([steps[key] == request[key] for key in keys])]
+    mine = of_repeat(steps, request)
     start, end = ((mine[f"{side}_ns"] - request["send_ns"]) / 1e6 for side in ("start", "end"))
     handoffs = of_request(chunks, request)
     times = {name: (handoffs[f"{name}_ns"] - request["send_ns"]) / 1e6 for name in ("produced", "received")}

@@ -20,7 +20,7 @@ from omni_lab.metrics.definitions import FRAME_SAMPLES, SAMPLE_RATE
 from omni_lab.views import theme
 from omni_lab.views.checks import TAIL_SAMPLES
 from omni_lab.views.request import audio_arrivals, of_request, playback
-from omni_lab.views.steps import at_load, number
+from omni_lab.views.steps import at_load, number, of_repeat
 
 TALKER_EDGE, CLIENT_EDGE = "talker->code2wav", "code2wav->client"
 FIRST = (1, 2, 4, 8, 12, 25)
@@ -95,9 +95,7 @@ def frame_times_ms(request: pd.Series, steps: pd.DataFrame, chunks: pd.DataFrame
     """
     given = of_request(chunks[chunks["edge"] == TALKER_EDGE], request).sort_values("index")
     given = given[given["frames"] > 0]
-    own = steps[(steps["stage"] == "talker") & (steps["tokens"] > 0)]
-    for key in (*CELL, "repeat"):
-        own = own[own[key] == request[key]]
+    own = of_repeat(steps[(steps["stage"] == "talker") & (steps["tokens"] > 0)], request)
     ends = np.sort(own["end_ns"].to_numpy()) if own["replica"].nunique() == 1 else np.zeros(0)
     times: list[float] = []
     before = float(request["send_ns"])

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from omni_lab.frames import Run, load
+from omni_lab.quality.recordings import kept, recorded_file
 from omni_lab.views import checks, figures, gantt, ladder, quality, request, steps, tables, theme, timeline
 from omni_lab.views.figures import load_label
 from omni_lab.views.tables import NUMBER, text
@@ -75,7 +76,7 @@ def write_report(run_dir: str | Path) -> Path:
         captures=tables.captures(run),
         players=players,
         quality=_quality(run),
-        saved=int(run.requests["audio_file"].notna().sum()) if "audio_file" in run.requests else 0,
+        saved=len(kept(run)),
         definitions=run.record.get("definitions") or {},
         experiments={name: _yaml(content) for name, content in _experiments(run.record).items()},
         environment=_yaml(run.record.get("environment")),
@@ -172,15 +173,11 @@ def _walks(run: Run) -> Iterator[tuple[str, tuple[go.Figure, go.Figure]]]:
 
 def _players(run: Run) -> Iterator[dict[str, Any]]:
     """Recordings to embed: one of each cell in turn, until PLAYERS or AUDIO_BYTES are reached."""
-    if "audio_file" not in run.requests:
-        return
-    saved = run.requests[run.requests["audio_file"].notna()]
+    saved = kept(run)
     turn = saved.groupby(["configuration", "concurrency"], sort=False, dropna=False, observed=True).cumcount()
     room = AUDIO_BYTES
     for _, row in saved.loc[turn.sort_values(kind="stable").index[:PLAYERS]].iterrows():
-        file = run.path / row["audio_file"]
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file, but requests.jsonl names it for request {row['id']}")
+        file = recorded_file(run, row)
         room -= file.stat().st_size
         if room < 0:
             return

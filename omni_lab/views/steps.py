@@ -72,6 +72,12 @@ def at_load(rows: pd.DataFrame, concurrency: float | None) -> pd.Series:
     return loads.isna() if concurrency is None or pd.isna(concurrency) else loads == concurrency
 
 
+def of_repeat(rows: pd.DataFrame, one: pd.Series) -> pd.DataFrame:
+    """The rows of the same repeat of the same cell as `one`; both of any of a run's tables."""
+    same = (rows["configuration"] == one["configuration"]) & (rows["repeat"] == one["repeat"])
+    return rows[same & at_load(rows, one["concurrency"])]
+
+
 def histogram(steps: pd.DataFrame) -> go.Figure:
     """How long the gaps of the loop are, a line for each configuration in `steps`, which are of one stage.
 

@@ -8,9 +8,10 @@ import ipywidgets
 import pandas as pd
 
 from omni_lab.frames import Run
+from omni_lab.quality.recordings import kept
 from omni_lab.views import request as views
 from omni_lab.views.figures import LABELS, load_label
-from omni_lab.views.steps import number
+from omni_lab.views.steps import number, of_repeat
 from omni_lab.workbench.player import AudioPlayer
 from omni_lab.workbench.plot import Plot
 from omni_lab.workbench.take import take_of
@@ -44,16 +45,12 @@ class RequestView(ipywidgets.VBox):
             return
         self.plots = self.plots or (Plot(self.dark), Plot(self.dark))
         timeline, buffer = self.plots
-        timeline.show_figure(views.timeline(request, self._steps(request), self.run.chunks))
+        timeline.show_figure(views.timeline(request, of_repeat(self.run.steps, request), self.run.chunks))
         buffer.show_figure(views.playback_buffer(request))
         if isinstance(request.get("audio_file"), str):
             self.player = AudioPlayer([take_of(self.run, request)])
         self.words.value = self._words(request)
         self.children = [self.words, *([self.player] if self.player else []), timeline, buffer]
-
-    def _steps(self, request: pd.Series) -> pd.DataFrame:
-        steps = self.run.steps
-        return steps[(steps["configuration"] == request["configuration"]) & (steps["repeat"] == request["repeat"])]
 
     def _words(self, request: pd.Series) -> str:
         """What was asked, what was said, and its figures."""
@@ -77,6 +74,5 @@ class RequestView(ipywidgets.VBox):
 
     def _kept(self) -> str:
         """How much audio the run kept, in words."""
-        rows = self.run.requests
-        kept = int(rows["audio_file"].notna().sum()) if "audio_file" in rows else 0
-        return f"that of {kept} of its {len(rows)} requests" if kept else "none"
+        count = len(kept(self.run))
+        return f"that of {count} of its {len(self.run.requests)} requests" if count else "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from tqdm.auto import tqdm
 from omni_lab.core import PipelineError
 from omni_lab.experiment import Experiment, ExperimentError, load_configurations, twins
 from omni_lab.frames import Run, load
+from omni_lab.settings import did_you_mean
 from omni_lab.views.trust import not_in_effect
 from omni_lab.workbench.loop import background
 from omni_lab.workload.job import new_run_path, plan_job
@@ -126,12 +126,12 @@ def open_run(name: str, mode: Mode = "reference", quick: Iterable[str] = (), set
     results, PipelineError if the run fails, KeyboardInterrupt with what is kept.
     """
     if mode not in get_args(Mode):
-        raise ValueError(f"mode: expected reference, quick or full, got {mode!r}{_near(mode, get_args(Mode))}")
+        raise ValueError(f"mode: expected reference, quick or full, got {mode!r}{did_you_mean(mode, get_args(Mode))}")
     if mode == "reference":
         return _reference(name)
     file = ROOT / "experiments" / f"{name}.yaml"
     if not file.is_file():
-        raise ExperimentError(f"{file}: expected an experiment file, there is none{_near(name, _experiments())}")
+        raise ExperimentError(f"{file}: expected an experiment file, there is none{did_you_mean(name, _experiments())}")
     job = RunJob(*load_configurations(file, [*(quick if mode == "quick" else ()), *settings]))
     return watch(job)
 
@@ -167,8 +167,8 @@ def _reference(name: str) -> Run:
     if not (path / "run.json").is_file():
         known = [file.parent.name for file in path.parent.glob("*/run.json")]
         raise FileNotFoundError(
-            f"{path}: there are no reference results of this name{_near(name, known)}; `make reference RUNS={name}` "
-            "makes them, and mode quick or full runs the experiment here"
+            f"{path}: there are no reference results of this name{did_you_mean(name, known)}; "
+            f"`make reference RUNS={name}` makes them, and mode quick or full runs the experiment here"
         )
     return load(path)
 
@@ -181,8 +181,3 @@ def found(path: Path | str) -> Path:
 
 def _experiments() -> list[str]:
     return [file.stem for file in (ROOT / "experiments").glob("*.yaml")]
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""

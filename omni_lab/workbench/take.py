@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import soundfile
 
 from omni_lab.frames import Run
+from omni_lab.quality.recordings import kept, recording
 from omni_lab.views.figures import load_label
 from omni_lab.views.tables import MISSING, NUMBER
 from omni_lab.views.tables import text as in_words
@@ -84,10 +84,9 @@ def takes(
     run lacks what is asked for or a recording cannot be read, FileNotFoundError if one that requests.jsonl names is
     gone.
     """
-    rows = run.requests
-    if "audio_file" not in rows or rows["audio_file"].isna().all():
+    rows = kept(run)
+    if rows.empty:
         return []
-    rows = rows[rows["audio_file"].notna()]
     rows = rows.reindex(columns=rows.columns.union(["prompt", "target_text"], sort=False))  # older runs lack them
     if configurations is not None:
         for name in configurations:
@@ -114,21 +113,14 @@ def take_of(run: Run, request: pd.Series, with_load: bool = True) -> Take:
 
     Raises ValueError if the run kept no audio of it, FileNotFoundError if the file is gone.
     """
-    name = request.get("audio_file")
-    if not isinstance(name, str):
+    if not isinstance(request.get("audio_file"), str):
         raise ValueError(f"request {request['id']}: no audio was kept; run with results.save_audio larger")
-    file = run.path / name
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file, but requests.jsonl names it for request {request['id']}")
-    try:
-        samples, sample_rate = soundfile.read(file, dtype="float32", always_2d=True)
-    except soundfile.SoundFileError as error:
-        raise ValueError(f"{file}: expected a readable audio file: {error}") from error
+    found = recording(run, request)
     load = f", {load_label(request['concurrency'])} in flight" if with_load else ""
     return Take(
         label=f"{request['configuration']}{load}",
-        samples=samples.mean(axis=1),
-        sample_rate=sample_rate,
+        samples=found.samples,
+        sample_rate=found.rate,
         arrivals_ms=_values(request, "audio_times_ms"),
         chunk_samples=_values(request, "audio_chunk_samples"),
         text=text if isinstance(text := request.get("text"), str) else "",
