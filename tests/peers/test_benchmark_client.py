@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 CHECKPOINT = ROOT / "build" / "peers" / "nano"
 CLIENT = Path(os.environ.get("OMNI_LAB_PEERS", ".venv-peers")).absolute() / "bin" / "vllm-omni"
 COUNT, CONCURRENCY = 64, 16
+SYSTEM_PROMPT = "You are a helpful assistant."
 PAUSE_S = 0.1
 """Between prepared events: long beside the time for which vLLM-Omni's client decodes sound while it streams."""
 
@@ -58,6 +59,7 @@ def bench(url: str, folder: Path) -> dict:
         "tokenizer": CHECKPOINT,
         "dataset-name": "seed-tts-text",
         "dataset-path": folder / "texts",
+        "seed-tts-system-prompt": SYSTEM_PROMPT,
         "output-len": 20,
         "extra-body": json.dumps({"voice": "ethan", "modalities": ["text", "audio"]}),
         "num-prompts": COUNT,
