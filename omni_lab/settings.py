@@ -228,6 +228,9 @@ class ServerConfig(Settings):
     queue_timeout_s: PositiveFloat = Field(10.0, description="longest wait for a turn, then 429")
     deadline_s: PositiveFloat = Field(300.0, description="longest time of a request from its turn to its end")
     slow_reader_s: PositiveFloat = Field(20.0, description="longest wait for a client to read or to send its body")
+    text_interval_ms: NonNegativeFloat = Field(
+        50.0, description="text that comes sooner after the last joins the next event; 0: each token is one"
+    )
     drain_s: PositiveFloat = Field(10.0, description="time that running requests have to end at a shutdown")
     max_body_mb: PositiveInt = 16
     max_prompt_tokens: PositiveInt | None = Field(None, description="null: stages.thinker.max_model_len alone")

@@ -21,19 +21,22 @@ class Flight:
     """What arrives for a request waits here for its client, in order; an error goes before all of it.
 
     A client that reads slowly is bounded: `full` tells when to hold the stages that own no cache row and whose input is
-    small, and text that comes meanwhile is joined to the text that waits.
+    small, and text that comes meanwhile is joined to the text that waits. Text that comes sooner than `text_interval_s`
+    after the last is held until then, or until something else comes: each event costs the client's loop the same.
     """
 
-    def __init__(self, name: str, request_id: str, routes: dict[str, int]) -> None:
+    def __init__(self, name: str, request_id: str, routes: dict[str, int], text_interval_s: float = 0.0) -> None:
         self.name = name
         self.request_id = request_id
         self.routes = routes
+        self.text_interval_s = text_interval_s
         self.began = time.monotonic()
         self.held = False
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.size = 0
         self._waiting: deque[Payload] = deque()
         self._text: Payload | None = None
+        self._text_due = 0.0
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
 
@@ -49,19 +52,30 @@ class Flight:
     def put(self, payload: Payload) -> None:
         """A payload for the client has arrived."""
         text = "audio" not in payload.tensors
-        if text and self._text and self.full:
+        if text and self._text and (self.full or self.text_interval_s):
             self.size += payload.tensors["token_ids"].nbytes
             join(self._text, payload)
-            return
-        if text:
-            self._text = payload
-        self.size += payload.nbytes + PAYLOAD_BYTES
-        self._waiting.append(payload)
+        else:
+            self.size += payload.nbytes + PAYLOAD_BYTES
+            self._waiting.append(payload)
+            if text:
+                self._text = payload
+        can_wait = text and not payload.final and self._waiting[0] is self._text
+        early = self._text_due - time.monotonic() if can_wait else 0.0
+        if early <= 0.0:
+            self._show()
+        elif "text" not in self.timers:
+            self.timers["text"] = asyncio.get_running_loop().call_later(early, self._show)
+
+    def _show(self) -> None:
+        """Nothing is held any more."""
+        if timer := self.timers.pop("text", None):
+            timer.cancel()
         self._arrived.set()
 
     async def take(self) -> Payload:
         """The next payload; raises what `fail` was given."""
-        while not self._waiting or self._error:
+        while not self._waiting or "text" in self.timers or self._error:
             if self._error:
                 raise self._error
             self._arrived.clear()
@@ -69,6 +83,7 @@ class Flight:
         payload = self._waiting.popleft()
         if payload is self._text:
             self._text = None
+            self._text_due = time.monotonic() + self.text_interval_s
         self.size -= payload.nbytes + PAYLOAD_BYTES
         return payload
 

@@ -152,9 +152,16 @@ class Pipeline:
         return self.front_end.prepare(request, self.prompt_limit)
 
     async def generate(
-        self, request: Request, prompt: Prompt | None = None, deadline_s: float | None = None
+        self,
+        request: Request,
+        prompt: Prompt | None = None,
+        deadline_s: float | None = None,
+        text_interval_s: float = 0.0,
     ) -> AsyncIterator[Event]:
         """Events of the answer as they arrive, `Finished` last. `prompt` is what `prepare` made of the request.
+
+        Tokens that come within `text_interval_s` of the last text are one event; those in which a stop text is to be
+        found are not held.
 
         Raises RequestError if the request cannot be served as it is, Unavailable if a stage has no worker for it now,
         StageError if a stage failed on it or its worker ended, or the client took nothing for READER_S seconds, and
@@ -172,7 +179,8 @@ class Pipeline:
         self._check_lengths(request, prompt)
         routes = {stage: self._least_loaded(stage) for stage in stages}
         name = f"{request.id}#{next(self.numbers)}"
-        flight = self.requests[name] = Flight(name, request.id, routes)
+        interval_s = 0.0 if request.stop else text_interval_s
+        flight = self.requests[name] = Flight(name, request.id, routes, interval_s)
         if deadline_s is not None:
             late = DeadlineError(f"request {request.id}: not finished within {deadline_s:g} s by {route_text(routes)}")
             self._fail_later(flight, "deadline", deadline_s, late)

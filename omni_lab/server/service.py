@@ -97,7 +97,9 @@ class Service:
             async with self.admission.turn():
                 prompt = await self._prepare(request)
                 heard.prompt_tokens = prompt.tokens
-                async with aclosing(self.pipeline.generate(request, prompt, self.limits.deadline_s)) as events:
+                interval_s = self.limits.text_interval_ms / 1e3
+                answer = self.pipeline.generate(request, prompt, self.limits.deadline_s, interval_s)
+                async with aclosing(answer) as events:
                     async for event in events:
                         heard.hear(event)
                         if isinstance(event, Finished):
