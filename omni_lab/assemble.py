@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
@@ -68,12 +69,15 @@ async def open_pipeline(
         front_end=FrontEnd(checkpoint),
         executor=executor,
     )
+    began = time.monotonic()
     if missing := missing_graphs(plans.values()):
         with compiling(len(missing)) as done:
             await compile_graphs(missing, done)
+    compiled = time.monotonic()
     try:
         await pipeline.start()
-        pipeline.effective = effective(experiment, plans, facts)
+        start = {"ready_s": time.monotonic() - began, "compile_s": compiled - began, "compiled_graphs": len(missing)}
+        pipeline.effective = effective(experiment, plans, facts) | {"start": start}
         yield pipeline
     finally:
         await pipeline.close()

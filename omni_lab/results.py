@@ -99,6 +99,13 @@ class RunDirectory:
                 keep = [self._key(row) in self.finished for row in table.select([k for k, _ in _KEY]).to_pylist()]
                 self.tables[name] = table.filter(pa.array(keep, pa.bool_()))
 
+    def opened(self, configuration: str, effective: dict[str, Any]) -> None:
+        """A target of the configuration has started: what is in effect, and beside earlier starts how long it took."""
+        record = self.record["configurations"][configuration]
+        record["effective"] = {name: value for name, value in effective.items() if name != "start"}
+        if start := effective.get("start"):
+            record.setdefault("starts", []).append(start)
+
     def add(
         self,
         key: Key,

@@ -89,7 +89,7 @@ def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's directory (default: results/<name>/<time>)")
     parser.add_argument("--dry-run", action="store_true", help="print the experiment and its cells, run nothing")
     parser.add_argument("--resume", action="store_true", help="go on with the cells that DIR lacks")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars, no times of starts")
     return parser
 
 
@@ -119,7 +119,7 @@ def _servers(configurations: list[Experiment]) -> list[str]:
 def _execute(directory: RunDirectory, job: Job, quiet: bool, open_target: Open | None) -> int:
     """Runs what the directory lacks, prints the table; the exit status."""
     from omni_lab.core import PipelineError
-    from omni_lab.metrics.table import cell_table, ratio_table
+    from omni_lab.metrics.table import cell_table, ratio_table, start_lines
     from omni_lab.views.trust import not_in_effect
 
     for line in job.skipped():
@@ -130,7 +130,8 @@ def _execute(directory: RunDirectory, job: Job, quiet: bool, open_target: Open |
     except PipelineError as error:
         failure = error
     cells = directory.record["cells"]
-    for line in not_in_effect(directory.record):
+    starts = [] if quiet else start_lines(directory.record["configurations"])
+    for line in (*starts, *not_in_effect(directory.record)):
         print(line, file=sys.stderr)
     if cells:
         print(cell_table(cells))

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -96,7 +97,7 @@ async def serve(service: Service, server: Server, listener: socket.socket) -> No
     host, port = listener.getsockname()[:2]
     _say(f"listening at http://{host}:{port}, loading {service.model}")
     answering = asyncio.create_task(server.serve([listener]))
-    running = asyncio.create_task(_run(service, answering, f"ready: http://{host}:{port}"))
+    running = asyncio.create_task(_run(service, answering, f"http://{host}:{port}"))
     await asyncio.wait({answering, running}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     if service.pipeline is None:
@@ -105,9 +106,10 @@ async def serve(service: Service, server: Server, listener: socket.socket) -> No
         await asyncio.gather(answering, running)
 
 
-async def _run(service: Service, answering: asyncio.Task, ready: str) -> None:
+async def _run(service: Service, answering: asyncio.Task, address: str) -> None:
+    began = time.monotonic()
     async with service.running(_say):
-        _say(ready)
+        _say(f"ready after {time.monotonic() - began:.1f} s: {address}")
         await asyncio.wait({answering})
 
 

@@ -15,7 +15,7 @@ from omni_lab.metrics.phases import CAUSES, PHASES
 from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.metrics.relative import compare
 from omni_lab.metrics.request import request_figures
-from omni_lab.metrics.table import cell_table, ratio_table
+from omni_lab.metrics.table import cell_table, ratio_table, start_lines
 
 RATE = 24_000
 MS = 1_000_000
@@ -220,6 +220,16 @@ def test_cell_is_the_mean_of_its_repeats_with_deviation() -> None:
     assert cell["mean_audio_rtf"] is cell["mean_audio_rtf_std"] is None
     assert cell["stages"]["talker"] == {"step_ms": 2, "step_ms_std": pytest.approx(math.sqrt(2))}
     assert cell_figures(repeats[:1])["mean_ttft_ms_std"] is None
+
+
+def test_the_first_start_is_told_apart_from_later_ones() -> None:
+    cold = {"ready_s": 62.04, "compile_s": 60.0, "compiled_graphs": 7}
+    warm = [{"ready_s": seconds, "compile_s": 0.0, "compiled_graphs": 0} for seconds in (2.0, 3.0)]
+    known = {"full": {"starts": [cold, *warm]}, "served": {"starts": [{"ready_s": 5.0}]}, "old": {}}
+    assert list(start_lines(known)) == [
+        "full: ready after 62.0 s, 60.0 s of it for 7 graphs that had to be compiled, once; later 2.5 s on average",
+        "served: ready after 5.0 s",
+    ]
 
 
 def test_table_is_aligned_and_compares_with_the_first_configuration() -> None:

@@ -96,7 +96,7 @@ def test_run_in_processes_writes_what_the_contract_says(experiment: Path, tmp_pa
     directory = tmp_path / out[-1]
     assert directory.parent == tmp_path / "results" / "small"
     assert [line.split()[:2] for line in out[2:4]] == [["small", "1"], ["small", "2"]]
-    for words in ("small: loading", "small-c1-r0: warm-up", "small-c2-r1"):
+    for words in ("small: loading", "small-c1-r0: warm-up", "small-c2-r1", "small: ready after "):
         assert words in stderr
     check_record(json.loads((directory / "run.json").read_text()))
     check_requests(directory)
@@ -116,6 +116,8 @@ def check_record(record: dict) -> None:
     assert record["experiment"]["stages"]["talker"]["sampling"]["max_tokens"] == 9
     assert record["definitions"] and record["environment"]["packages"]["torch"]
     assert record["configurations"]["small"]["effective"]
+    (start,) = record["configurations"]["small"]["starts"]
+    assert 0 <= start["compile_s"] < start["ready_s"] and start["compiled_graphs"] == 0
     assert [(cell["configuration"], cell["concurrency"]) for cell in record["cells"]] == [("small", 1), ("small", 2)]
     names = ["completed", "failed", "duration", "request_throughput", "output_throughput", "audio_throughput"]
     names += [f"{figure}_{name}" for figure in ("mean", "median", "p99") for name in DISTRIBUTIONS]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from omni_lab.metrics.relative import FEW, NOISE
@@ -36,6 +37,20 @@ def ratio_table(cells: Sequence[Cell]) -> str:
     if any(found["verdict"] == FEW for found in ratios):
         legend = f"{legend}\n?: {FEW} for an interval, so whether there is a difference is not known"
     return f"{_table(others, _ratio)}\n{legend}"
+
+
+def start_lines(configurations: dict[str, Any]) -> Iterator[str]:
+    """How long each configuration took until it could answer; the first start may have compiled graphs."""
+    for name, configuration in configurations.items():
+        first, *later = configuration.get("starts") or [None]
+        if first is None:
+            continue
+        line = f"{name}: ready after {first['ready_s']:.1f} s"
+        if graphs := first.get("compiled_graphs"):
+            line += f", {first['compile_s']:.1f} s of it for {graphs} graphs that had to be compiled, once"
+        if later:
+            line += f"; later {fmean(one['ready_s'] for one in later):.1f} s on average"
+        yield line
 
 
 def _ratio(cell: Cell, name: str, _: str) -> str:

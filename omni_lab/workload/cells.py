@@ -44,7 +44,7 @@ async def run_units(
                 await stack.aclose()
                 opened = unit.configuration
                 target = await stack.enter_async_context(open_target(opened, progress, directory.path))
-                directory.record["configurations"][opened.name]["effective"] = target.effective
+                directory.opened(opened.name, target.effective)
             await _run_unit(target, unit, datasets[opened.name], directory, progress)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -56,9 +57,11 @@ async def _server(experiment: Experiment, progress: Progress, folder: Path, stac
     peer = experiment.target == "vllm-omni"
     server = (vllm_omni if peer else own_server).prepare(experiment, folder / "servers")
     speaker = vllm_omni.default_speaker(experiment) if peer else None
+    began = time.monotonic()
     with progress(f"{experiment.name}: starting {server.command[0]}", 1) as tick:
         await stack.enter_async_context(server.running())
         tick()
+    start = {"ready_s": time.monotonic() - began}
     target = await stack.enter_async_context(connect(server.url, speaker=speaker))
-    target.effective |= {"command": server.command, "environment": server.environment}
+    target.effective |= {"command": server.command, "environment": server.environment, "start": start}
     return target
