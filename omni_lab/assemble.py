@@ -44,7 +44,7 @@ async def open_pipeline(
     checkpoint = zoo.resolve(experiment.model.checkpoint)
     reference = all(stage.engine == "transformers" for stage in experiment.stages.values())
     spec = qwen3_omni.REFERENCE if reference else qwen3_omni.STAGED
-    replicas = {stage.name: 1 if reference else experiment.stages[stage.name].replicas for stage in spec.stages}
+    replicas = {stage.name: experiment.stages["thinker" if reference else stage.name].replicas for stage in spec.stages}
     plans = {
         End(stage.name, replica): plan_stage(experiment, str(checkpoint), spec, stage, replica)
         for stage in spec.stages

@@ -65,6 +65,10 @@ class Experiment(settings.Settings):
         if "transformers" in engines.values() and len(set(engines.values())) > 1:
             stated = ", ".join(f"{name}: {engine}" for name, engine in engines.items())
             raise wrong("stages", f"expected engine transformers on all stages or on none, got {stated}")
+        replicas = {name: stage.replicas for name, stage in self.stages.items()}
+        if "transformers" in engines.values() and len(set(replicas.values())) > 1:
+            stated = ", ".join(f"{name}: {count}" for name, count in replicas.items())
+            raise wrong("stages", f"engine transformers has all stages in one worker: expected as many, got {stated}")
         for stage, key in (("thinker", "text_tokens"), ("talker", "codec_frames")):
             length = getattr(self.workload.output, key)
             limit = self.stages[stage].max_model_len

@@ -87,6 +87,11 @@ WRONG = {
     "modality": ("name: x\nworkload: {modalities: [txt]}", ["workload.modalities.0", "did you mean 'text'"]),
     "template": ("name: x\nworkload: {prompt_template: 'Read this'}", ["workload.prompt_template", "{text}"]),
     "too_long": ("name: x\nworkload: {output: {codec_frames: 5000}}", ["codec_frames", "max_model_len (1024)"]),
+    "replicas_of_transformers": (
+        "name: x\nstages: {thinker: {engine: transformers, replicas: 2}, talker: {engine: transformers}, "
+        "code2wav: {engine: transformers}}",
+        ["stages", "thinker: 2, talker: 1"],
+    ),
     "mixed_engines": ("name: x\nstages: {talker: {engine: transformers}}", ["stages", "on all stages or on none"]),
     "vllm": ("name: x\nstages: {talker: {engine: vllm}}", ["stages.talker.engine", "the thinker alone", "use torch"]),
     "ray": ("name: x\nexecutor: ray", ["executor: ray is not available"]),

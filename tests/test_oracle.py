@@ -71,6 +71,22 @@ def test_answers_equal_transformers(
             check(case, answer, f"{executor}, concurrency {concurrency}")
 
 
+def test_transformers_answers_in_two_workers(nano, oracle: list[OracleCase]) -> None:
+    """As the reference that uses both cores; each worker answers its share."""
+    stage = "{engine: transformers, replicas: 2}"
+    setup = experiment(
+        nano,
+        "executor=inline",
+        "connector=in_process",
+        f"stages={{thinker: {stage}, talker: {stage}, code2wav: {stage}}}",
+    )
+    cases = sorted(oracle, key=lambda case: len(case.codes))[:4]
+    (result,), measured = answers(setup, [case.request for case in cases], (4,))
+    for case, answer in zip(cases, result, strict=True):
+        check(case, answer, "two workers")
+    assert {row.replica for row in measured.steps if row.kind == "generate"} == {0, 1}
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

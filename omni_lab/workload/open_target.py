@@ -38,9 +38,9 @@ async def open_target(experiment: Experiment, progress: Progress, folder: Path) 
 
 
 async def _pipeline(experiment: Experiment, progress: Progress, stack: AsyncExitStack) -> PipelineTarget:
-    stages = experiment.stages.values()
-    one_worker = all(stage.engine == "transformers" for stage in stages)
-    workers = 1 if one_worker else sum(stage.replicas for stage in stages)
+    stages = experiment.stages
+    reference = stages["thinker"].engine == "transformers"  # all stages in one worker
+    workers = stages["thinker"].replicas if reference else sum(stage.replicas for stage in stages.values())
 
     def compiling(graphs: int) -> AbstractContextManager[Callable[[], object]]:
         return progress(f"{experiment.name}: {COMPILING}", graphs)
