@@ -157,17 +157,30 @@ class Sender(Ring):
 
 
 class Receiver(Ring):
-    """The reading end; `fileno()` is readable when there is something to receive."""
+    """The reading end; `fileno()` is readable when there may be something to receive.
 
-    def receive(self) -> list[Message]:
-        """All messages there are, in order; raises ChannelClosed when there are none and the sender is gone."""
-        closed = False
+    `watched`: the reader sleeps until it is readable, and calls `answer` then. To receive is no system call for it, and
+    at a system call another thread takes Python's lock.
+    """
+
+    def __init__(self, memory: int, doorbell: int, watched: bool = False) -> None:
+        super().__init__(memory, doorbell)
+        self.watched = watched
+        self.closed = False
+
+    def answer(self) -> None:
+        """Take note of the doorbell: it is not readable any more, until it rings again."""
         try:
-            closed = self.doorbell.recv(1 << 16) == b""
+            self.closed |= self.doorbell.recv(1 << 16) == b""
         except BlockingIOError:
             pass
         except ConnectionResetError:
-            closed = True
+            self.closed = True
+
+    def receive(self) -> list[Message]:
+        """All messages there are, in order; raises ChannelClosed when there are none and the sender is gone."""
+        if not self.watched:
+            self.answer()
         messages, tail = [], self.tail
         while tail < self.head:
             position = tail % self.capacity
@@ -184,6 +197,6 @@ class Receiver(Ring):
         for message in messages:
             if isinstance(message, Payload):
                 message.received_ns = received_ns
-        if closed and not messages:
+        if self.closed and not messages:
             raise ChannelClosed("the sending process is gone")
         return messages

@@ -23,7 +23,7 @@ from omni_lab.pipeline.build import build_worker  # noqa: E402
 
 
 def main() -> None:
-    inboxes = {source: Receiver(memory, bell) for source, (memory, bell) in ENDS["inboxes"].items()}
+    inboxes = {source: Receiver(memory, bell, watched=True) for source, (memory, bell) in ENDS["inboxes"].items()}
     outboxes = {(stage, replica): Sender(memory, bell) for stage, replica, memory, bell in ENDS["outboxes"]}
     with selectors.DefaultSelector() as selector, contextlib.suppress(ChannelClosed):
         for inbox in inboxes.values():
@@ -50,13 +50,19 @@ def serve(worker: Worker, selector: selectors.BaseSelector) -> None:
     """Turns while there is work; in between, sleep until a doorbell rings."""
     while not worker.stopped:
         if not worker.turn():
-            selector.select()
+            sleep(selector)
     worker.close()
+
+
+def sleep(selector: selectors.BaseSelector) -> None:
+    """Until a doorbell rings, or has rung since it was answered."""
+    for key, _ in selector.select():
+        key.fileobj.answer()
 
 
 def wait_for_start(inbox: Receiver, selector: selectors.BaseSelector) -> StagePlan:
     while not (messages := inbox.receive()):
-        selector.select()
+        sleep(selector)
     return msgspec.json.decode(messages[0].plan, type=StagePlan)
 
 
