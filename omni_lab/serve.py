@@ -24,6 +24,9 @@ from omni_lab.server.service import Service
 KEY = "OMNI_LAB_API_KEY"
 """Environment variable with the key that clients have to send; unset, none is asked for."""
 
+ENDING_S = 2
+"""Beyond `drain_s` the pipeline has ended its requests; so long their clients can still be told."""
+
 SEND_BUFFER = 1 << 16
 """Bytes of one connection that the system keeps for a client that does not read: a second of streamed speech."""
 
@@ -59,10 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's own would end the process by the signal that it got, before the pipeline is closed."""
+    """uvicorn's own would end the process by the signal that it got, and cut answers before the pipeline is closed."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
 
     def capture_signals(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The pipeline ends what is still at work after `drain_s`, so that the clients are told."""
+        draining = asyncio.create_task(self.service.drain())
+        await super().shutdown(sockets)
+        if self.force_exit:
+            draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
 
 
 def listen(host: str, port: int, slow_reader_s: float) -> socket.socket:
@@ -84,9 +99,9 @@ def make_server(service: Service, key: str | None) -> Server:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=math.ceil(service.limits.drain_s),
+        timeout_graceful_shutdown=math.ceil(service.limits.drain_s + ENDING_S),
     )
-    return Server(config)
+    return Server(config, service)
 
 
 async def serve(service: Service, server: Server, listener: socket.socket) -> None:

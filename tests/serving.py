@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 
 from omni_lab.experiment import Experiment
-from omni_lab.serve import listen, make_server, serve
+from omni_lab.serve import Server, listen, make_server, serve
 from omni_lab.server.service import Service
 
 READY_S = 60.0
@@ -20,10 +20,11 @@ READY_S = 60.0
 
 @dataclass
 class Served:
-    """A running server: its address, and the service inside, to look at."""
+    """A running server: its address, and the service and server inside, to look at and to end."""
 
     url: str
     service: Service
+    server: Server
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric as a scraper sees it; 0 if there is none yet."""
@@ -52,7 +53,7 @@ def served(experiment: Experiment, key: str | None = None) -> Iterator[Served]:
     listener = listen("127.0.0.1", 0, experiment.server.slow_reader_s)
     thread = threading.Thread(target=lambda: asyncio.run(serve(service, server, listener)))
     thread.start()
-    running = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service)
+    running = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", service, server)
     try:
         running.until(lambda: service.unready is None, READY_S)
         yield running

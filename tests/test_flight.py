@@ -100,6 +100,20 @@ def test_text_that_the_client_has_not_taken_yet_is_joined() -> None:
     asyncio.run(run())
 
 
+def test_a_sound_is_not_held_behind_text() -> None:
+    async def run() -> None:
+        one = flight(LONG_S)
+        one.put(text(1))
+        await one.take()
+        one.put(text(2))
+        one.put(audio(4))
+        one.put(text(3))
+        assert not one.timers
+        assert (await one.take()).tensors["token_ids"].tolist() == [2, 3] and (await one.take()).index == 4
+
+    asyncio.run(run())
+
+
 def test_an_error_does_not_wait_for_held_text() -> None:
     async def run() -> None:
         one = flight(LONG_S)

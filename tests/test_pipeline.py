@@ -235,6 +235,16 @@ def test_a_killed_worker_ends_its_requests_with_the_cause_and_leaves_no_process(
     assert not psutil.Process().children()
 
 
+def test_workers_end_by_themselves_when_they_are_asked(nano: Path) -> None:
+    async def run() -> None:
+        async with open_pipeline(experiment(nano)) as pipeline:
+            await ask(pipeline, request())
+            processes = list(pipeline.executor.processes.values())
+        assert [process.returncode for process in processes] == [0, 0, 0]
+
+    asyncio.run(run())
+
+
 SCRIPT = """
 import asyncio, sys
 from tests.pipelines import ask_all, experiment

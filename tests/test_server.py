@@ -71,6 +71,7 @@ def test_a_whole_answer_in_vllm_omnis_shape(server, expected):
     assert answer["choices"][0]["finish_reasons"] == expected.finished.reasons
     assert answer["usage"]["prompt_tokens"] == expected.finished.prompt_tokens
     assert answer["usage"]["completion_tokens"] == len(expected.text_ids)
+    assert chat(server, return_token_ids=True).json()["choices"][0]["token_ids"] == expected.text_ids
 
 
 def test_a_stream_in_vllm_omnis_shape(server, expected):

@@ -316,6 +316,22 @@ def test_bad_speech_bodies(client, field, fields):
     assert answer.json()["error"]["param"] == field
 
 
+def test_errors_are_in_words_for_the_sender(client):
+    """A field that is misspelt, a list that is empty, bytes that are no medium: what was expected, and no Python."""
+    messages = [{"role": "user", "content": "?"}]
+
+    def told(**body) -> str:
+        return client.post("/v1/chat/completions", json={"messages": messages, **body}).json()["error"]["message"]
+
+    assert told(temprature=1.0) == "temprature: unknown field; did you mean 'temperature'?"
+    assert told(modalities=[]) == "modalities: expected at least 1, got 0"
+    nonsense = {"audio_url": "wav, flac, mp3 or ogg", "image_url": "PNG, JPEG", "video_url": "an animation"}
+    for key, expected in nonsense.items():
+        message = ask(client, part(key, data_url("image/png", b"nonsense"))).json()["error"]["message"]
+        assert message.startswith(f"messages[0].content[0].{key}: cannot be read as") and expected in message
+        assert "BytesIO" not in message
+
+
 def test_unknown_paths_and_methods_are_errors_in_the_same_form(client):
     assert client.get("/v1/nothing").json()["error"]["code"] == 404
     assert client.get("/v1/chat/completions").json()["error"]["code"] == 405

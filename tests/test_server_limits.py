@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -255,6 +256,18 @@ def test_a_worker_that_is_killed_fails_its_answers_at_once_and_the_server_serves
             post(server, sampling_params_list=greedy).json()["choices"][0]["message"]["audio"]["data"]
             == (before["audio"]["data"])
         )
+
+
+def test_what_is_at_work_at_the_end_is_told(nano: Path) -> None:
+    """A server that is asked to end gives answers `drain_s`; then they end with an error, not in the middle."""
+    with served(experiment(nano, *QUICK, "server.drain_s=0.2")) as ending:
+        asked = body(stream=True, sampling_params_list=LONG)
+        with httpx.stream("POST", f"{ending.url}/v1/chat/completions", json=asked, timeout=60) as response:
+            parts = response.iter_lines()
+            next(parts)
+            ending.server.should_exit = True
+            *_, error, done = (line for line in parts if line)
+    assert done == "data: [DONE]" and json.loads(error.removeprefix("data: "))["error"]["message"]
 
 
 def test_small_events_are_sent_at_once() -> None:

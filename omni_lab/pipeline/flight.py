@@ -60,7 +60,7 @@ class Flight:
             self._waiting.append(payload)
             if text:
                 self._text = payload
-        can_wait = text and not payload.final and self._waiting[0] is self._text
+        can_wait = text and not payload.final and len(self._waiting) == 1
         early = self._text_due - time.monotonic() if can_wait else 0.0
         if early <= 0.0:
             self._show()

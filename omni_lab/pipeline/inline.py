@@ -69,6 +69,7 @@ class InlineExecutor:
                 self.loop.remove_reader(receiver.fileno())
         for channel in {*self.senders.values(), *self.receivers.values()}:
             channel.close()
+        self.workers, self.senders, self.receivers = [], {}, {}
 
     async def _run(self, broken: Callable[[str], None]) -> None:
         try:

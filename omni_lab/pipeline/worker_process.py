@@ -49,7 +49,7 @@ def main() -> None:
 def serve(worker: Worker, selector: selectors.BaseSelector) -> None:
     """Turns while there is work; in between, sleep until a doorbell rings."""
     while not worker.stopped:
-        if not worker.turn():
+        if not worker.turn() and not worker.stopped:
             sleep(selector)
     worker.close()
 

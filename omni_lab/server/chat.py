@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omni_lab.core import AudioChunk, Event, Finished, Request
+from omni_lab.core import AudioChunk, Event, Finished, Request, TextDelta
 from omni_lab.metrics.definitions import SAMPLE_RATE
 from omni_lab.server.bodies import ChatBody, StageSampling
 from omni_lab.server.metrics import Heard
@@ -70,8 +70,9 @@ async def _whole(
 ) -> AsyncGenerator[bytes]:
     """One `chat.completion`."""
     samples: list[np.ndarray] = []
+    token_ids: list[int] = []
     async with aclosing(events):
-        finished = await _collect(events, samples)
+        finished = await _collect(events, samples, token_ids)
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason(finished.reasons)}
     message: dict[str, Any] = {"role": "assistant", "content": finished.text if "text" in modalities else None}
     if "audio" in modalities:
@@ -86,12 +87,16 @@ async def _whole(
         choice["audio_metadata"] = about
         if openai:
             message["content"] = None
+    if answer.token_ids:
+        choice["token_ids"] = token_ids
     choice |= {"message": message, "logprobs": None, "finish_reasons": finished.reasons}
     yield msgspec.json.encode(answer.object("chat.completion", [choice]) | {"usage": answer.used()})
 
 
-async def _collect(events: AsyncIterator[Event], samples: list[np.ndarray]) -> Finished:
+async def _collect(events: AsyncIterator[Event], samples: list[np.ndarray], token_ids: list[int]) -> Finished:
     async for event in events:
         if isinstance(event, AudioChunk):
             samples.append(event.samples)
+        elif isinstance(event, TextDelta):
+            token_ids += event.token_ids
     return event

@@ -11,9 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from omni_lab.core import DeadlineError, PipelineError, RequestError, StageError, Unavailable
+from omni_lab.server.bodies import AudioForm, ChatBody, ProfileBody, SpeechBody, StreamOptions
+from omni_lab.settings import did_you_mean
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Of 4xx statuses; the others are `invalid_request_error`, and 5xx are `server_error`."""
+
+FIELDS = {name for body in (ChatBody, AudioForm, StreamOptions, SpeechBody, ProfileBody) for name in body.model_fields}
 
 BODY_FIELDS = {"speaker": "voice", "thinker prompt": "messages", "talker prompt": "messages"}
 """Fields of a `core.Request` that a request's body has under another name."""
@@ -77,13 +81,26 @@ def _invalid(error: RequestValidationError) -> ApiError:
     if mistake["type"] == "json_invalid":
         cause, place = mistake["ctx"]["error"], mistake["loc"][-1]
         return ApiError(400, f"body: no valid JSON: {cause} at character {place}", "body")
-    if mistake["loc"] == ("body",) and mistake["type"] != "wrong":
+    if mistake["loc"] == ("body",) and mistake["type"] in (
+        "missing",
+        "model_attributes_type",
+        "model_type",
+        "dict_type",
+    ):
         found = "nothing" if mistake["type"] == "missing" else "something else"
         return ApiError(400, f"body: expected a JSON object with Content-Type application/json, got {found}", "body")
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in mistake["loc"][1:])
     context = mistake.get("ctx", {})
     field = ".".join(filter(None, [field.removeprefix("."), context.get("key")])) or "body"
-    message = mistake["msg"].replace("Input should be", "expected")
+    match mistake["type"]:
+        case "extra_forbidden":
+            message = f"unknown field{did_you_mean(mistake['loc'][-1], FIELDS)}"
+        case "too_short":
+            message = f"expected at least {context['min_length']}, got {context['actual_length']}"
+        case "too_long":
+            message = f"expected at most {context['max_length']}, got {context['actual_length']}"
+        case _:
+            message = mistake["msg"].replace("Input should be", "expected")
     return ApiError(400, f"{field}: {message[0].lower()}{message[1:]}", field)
 
 

@@ -9,13 +9,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from omni_lab.core import RequestError
-from omni_lab.models.qwen3_omni.media import UNREADABLE
+from omni_lab.models.qwen3_omni.media import UNREADABLE, because
 from omni_lab.models.qwen3_omni.messages import decode_base64
 from omni_lab.settings import ServerConfig
 
 KINDS = {"input_audio": "audio", "audio_url": "audio", "image_url": "image", "video_url": "video"}
 PICTURES = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 """Formats that Pillow reads by itself; of others it starts programs."""
+
+FORMATS = {"image": ", ".join(PICTURES), "video": "an animation (GIF, WEBP or PNG)"}
 
 CHARACTERS_A_TOKEN = 256
 """More than any token of a text has: a longer text cannot fit and is refused before it is tokenized."""
@@ -124,7 +126,7 @@ class _Used:
         try:
             info = soundfile.info(io.BytesIO(data))
         except (soundfile.SoundFileError, OSError, ValueError) as error:
-            raise RequestError(f"cannot be read as audio: {error}", field) from None
+            raise RequestError(f"cannot be read as audio (wav, flac, mp3 or ogg){because(error)}", field) from None
         self.recordings += 1
         self.longest_s = max(self.longest_s, info.frames / info.samplerate)
         seconds, limit = self.recordings * self.longest_s, self.limits.max_audio_s
@@ -139,7 +141,7 @@ class _Used:
                 frames = getattr(image, "n_frames", 1) if kind == "video" else 1
                 self.pixels[kind] += frames * math.prod(image.size)
         except UNREADABLE as error:
-            raise RequestError(f"cannot be read as {', '.join(PICTURES)}: {error}", field) from None
+            raise RequestError(f"cannot be read as {FORMATS[kind]}{because(error)}", field) from None
         millions, limit = self.pixels[kind] / 1e6, getattr(self.limits, f"max_{kind}_mp")
         if millions > limit:
             raise RequestError(f"{millions:.1f} million pixels in all; the limit is {limit:g}", field)

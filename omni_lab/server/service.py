@@ -74,6 +74,11 @@ class Service:
             finally:
                 collecting.cancel()
 
+    async def drain(self) -> None:
+        """Requests at work have `drain_s` to finish, then they end with an error; new ones get 503."""
+        if self.pipeline:
+            await self.pipeline.close(self.limits.drain_s)
+
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.model):
             raise ApiError(404, f"model: there is no {name!r} here; expected {self.model!r}", "model")

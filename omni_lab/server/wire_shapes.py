@@ -101,18 +101,21 @@ class OpenAIShape:
         return sse(self.answer.chunk({"role": "assistant", "audio": {"id": self.answer.audio_id, "transcript": ""}}))
 
     def text(self, event: TextDelta) -> bytes:
-        return self._audio(transcript=event.text) if event.text else b""
+        if not (event.text or self.answer.token_ids):
+            return b""
+        ids = {"token_ids": event.token_ids} if self.answer.token_ids else {}
+        return self._audio(ids, transcript=event.text)
 
     def audio(self, event: AudioChunk) -> bytes:
         data, self.header = self.header + pcm16(event.samples), b""
-        return self._audio(data=data)
+        return self._audio({}, data=data)
 
     def end(self, reasons: dict[str, str]) -> bytes:
-        expiry = self._audio(expires_at=self.answer.created + AUDIO_KEPT_S)
+        expiry = self._audio({}, expires_at=self.answer.created + AUDIO_KEPT_S)
         return expiry + sse(self.answer.chunk({}, finish_reason(reasons), finish_reasons=reasons))
 
-    def _audio(self, **content: Any) -> bytes:
-        return sse(self.answer.chunk({"audio": {"id": self.answer.audio_id} | content}))
+    def _audio(self, further: dict[str, Any], **content: Any) -> bytes:
+        return sse(self.answer.chunk({"audio": {"id": self.answer.audio_id} | content}, **further))
 
 
 async def stream(events: AsyncGenerator[Event], shape: OmniShape | OpenAIShape) -> AsyncGenerator[bytes]:

@@ -39,6 +39,11 @@ UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 """What Pillow raises on a file that is missing, broken, or too large to be a picture."""
 
 
+def because(error: Exception) -> str:
+    """The end of an error's sentence about a medium; bytes have no name that would say anything."""
+    return "" if "BytesIO" in str(error) else f": {error}"
+
+
 @dataclass(frozen=True, slots=True)
 class Video:
     """Frames of one size, `fps` of them a second."""
@@ -114,7 +119,7 @@ def _audio_file(part: MediaPart, max_seconds: float) -> tuple[np.ndarray, float]
             samples = file.read(int(max_seconds * file.samplerate) + 1, dtype="float32", always_2d=True)
             return samples.mean(axis=1), file.samplerate
     except (OSError, ValueError, soundfile.SoundFileError) as error:
-        raise RequestError(f"cannot be read as audio: {error}", part.field) from None
+        raise RequestError(f"cannot be read as audio{because(error)}", part.field) from None
 
 
 def mel_frames(recordings: list[np.ndarray]) -> list[int]:
@@ -189,7 +194,7 @@ def _image(source: Any, field: str) -> Image.Image:
     try:
         return _rgb(source if isinstance(source, Image.Image) else ImageOps.exif_transpose(Image.open(source)))
     except UNREADABLE as error:
-        raise RequestError(f"cannot be read as an image: {error}", field) from None
+        raise RequestError(f"cannot be read as an image{because(error)}", field) from None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -213,7 +218,7 @@ def _animation(part: MediaPart, fps: float) -> list[Image.Image]:
                     frames += [_rgb(frame)] * shown
             return frames
     except UNREADABLE as error:
-        raise RequestError(f"cannot be read as an animation (GIF, WebP or PNG): {error}", part.field) from None
+        raise RequestError(f"cannot be read as an animation (GIF, WebP or PNG){because(error)}", part.field) from None
 
 
 @dataclass(frozen=True, slots=True)
