@@ -71,7 +71,7 @@ schema: $(STAMP)
 
 # The reference results of this machine; hours. One of them, and shorter: make reference RUNS=peers SET="--set workload.repeats=2"
 SET ?=
-RUNS ?= ladder leave_one_out hot_path_long replicas batching listening playback serving_cost peers
+RUNS ?= ladder leave_one_out hot_path_long replicas batching listening playback serving_cost peers peers_throughput
 
 reference: $(NOTEBOOKS)
 	for run in $(RUNS); do \
