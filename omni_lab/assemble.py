@@ -20,6 +20,7 @@ from omni_lab.pipeline.inline import InlineExecutor
 from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.pipeline.process import ProcessExecutor
 from omni_lab.pipeline.wiring import End
+from omni_lab.settings import StageConfig
 
 THREADS = 1
 """Threads of a worker's operators on the CPU: small steps lose more to a second thread than they win."""
@@ -44,7 +45,7 @@ async def open_pipeline(
     checkpoint = zoo.resolve(experiment.model.checkpoint)
     reference = all(stage.engine == "transformers" for stage in experiment.stages.values())
     spec = qwen3_omni.REFERENCE if reference else qwen3_omni.STAGED
-    replicas = {stage.name: experiment.stages["thinker" if reference else stage.name].replicas for stage in spec.stages}
+    replicas = {stage.name: stage_config(experiment, stage).replicas for stage in spec.stages}
     plans = {
         End(stage.name, replica): plan_stage(experiment, str(checkpoint), spec, stage, replica)
         for stage in spec.stages
@@ -89,7 +90,7 @@ def plan_stage(
     """What one replica of one stage is made of."""
     toggles, chunking = experiment.optimizations, experiment.chunking
     hot_path = toggles.hot_path
-    config = experiment.stages[stage.name if stage.name in experiment.stages else "thinker"]
+    config = stage_config(experiment, stage)
     frames = chunk_sizes(chunking.initial_frames, chunking.frames, chunking.ramp)
     device = config.device
     return StagePlan(
@@ -118,6 +119,11 @@ def plan_stage(
         payload="rows" if hot_path.row_payloads else "serialized",
         processes=1 if hot_path.single_process_executor else 2,
     )
+
+
+def stage_config(experiment: Experiment, stage: StageSpec) -> StageConfig:
+    """The settings of a stage; of transformers' one worker, which is all stages, the thinker's."""
+    return experiment.stages.get(stage.name, experiment.stages["thinker"])
 
 
 def resolve_dtype(dtype: str, device: str) -> str:

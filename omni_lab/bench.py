@@ -43,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if experiment.profile.enabled:
             raise PipelineError("profile.enabled: expected false, a server that is running is not captured from here")
         speaker = default_speaker(experiment) if experiment.target == "vllm-omni" else None
-        return connect(
-            options.base_url.rstrip("/").removesuffix("/v1"), options.api_key, options.model, options.shape, speaker
-        )
+        return connect(options.base_url, options.api_key, options.model, options.shape, speaker)
 
     return run.execute(options, attach)
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -322,8 +321,9 @@ def _explained(mistake: Any) -> tuple[list[Any], str]:
     if kind == "wrong":
         return path + context["key"].split("."), context["message"]
     if kind == "unknown_key":
-        near = difflib.get_close_matches(str(context["key"]), context["known"], 1)
-        return [*path, context["key"]], f"unknown key; {_nearest(near, context['known'])}"
+        key, known = context["key"], context["known"]
+        hint = did_you_mean(key, known) or f"; expected one of {', '.join(known)}"
+        return [*path, key], f"unknown key{hint}"
     if kind == "missing":
         return path, "expected a value, got none"
     if path[-1] == "[key]":
@@ -350,10 +350,6 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
 }
 """What pydantic's error kinds expect, in words of YAML."""
-
-
-def _nearest(near: list[str], known: list[str]) -> str:
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
 
 
 def _shown(value: Any) -> str:

@@ -306,6 +306,15 @@ def test_connections_are_kept_but_not_for_long(monkeypatch: pytest.MonkeyPatch) 
     assert asyncio.run(loads()) == [1, 2]
 
 
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_the_address_is_a_servers_with_or_without_v1(ending: str) -> None:
+    async def run() -> str:
+        async with connect(f"http://127.0.0.1:1{ending}", model="any") as target:
+            return target.url
+
+    assert asyncio.run(run()) == "http://127.0.0.1:1/v1/chat/completions"
+
+
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -25,6 +25,14 @@ def flight(interval_s: float) -> Flight:
     return Flight("r#0", "r", {}, interval_s)
 
 
+async def begun() -> Flight:
+    """A flight whose client has just got its first text: more of it is early."""
+    one = flight(LONG_S)
+    one.put(text(1))
+    await one.take()
+    return one
+
+
 async def taken(one: Flight, *payloads: Payload) -> list[list[int] | int]:
     """What a client gets of payloads that arrive one after another while it reads as fast as it can."""
     got = []
@@ -76,9 +84,7 @@ def test_held_text_comes_when_it_is_due_though_nothing_else_does() -> None:
 
 def test_text_is_not_held_behind_what_a_slow_client_has_not_taken() -> None:
     async def run() -> None:
-        one = flight(LONG_S)
-        one.put(text(1))
-        await one.take()
+        one = await begun()
         one.put(audio())
         one.put(text(2))
         assert not one.timers
@@ -102,9 +108,7 @@ def test_text_that_the_client_has_not_taken_yet_is_joined() -> None:
 
 def test_a_sound_is_not_held_behind_text() -> None:
     async def run() -> None:
-        one = flight(LONG_S)
-        one.put(text(1))
-        await one.take()
+        one = await begun()
         one.put(text(2))
         one.put(audio(4))
         one.put(text(3))
@@ -116,9 +120,7 @@ def test_a_sound_is_not_held_behind_text() -> None:
 
 def test_an_error_does_not_wait_for_held_text() -> None:
     async def run() -> None:
-        one = flight(LONG_S)
-        one.put(text(1))
-        await one.take()
+        one = await begun()
         one.put(text(2))
         one.fail(StageError("gone"))
         with pytest.raises(StageError, match="gone"):

@@ -52,6 +52,10 @@ class Answer:
             "completion_tokens_details": {"audio_tokens": self.heard.codec_frames},
         }
 
+    def ids(self, event: TextDelta) -> dict[str, list[int]]:
+        """What a choice says of its tokens: nothing if they were not asked for."""
+        return {"token_ids": event.token_ids} if self.token_ids else {}
+
     def object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
@@ -73,9 +77,8 @@ class OmniShape:
         answer = self.answer
         if not (event.text or answer.continuous_usage or answer.token_ids):
             return b""
-        ids = {"token_ids": event.token_ids} if answer.token_ids else {}
         usage = {"usage": answer.used()} if answer.continuous_usage else {}
-        return sse(answer.chunk({"content": event.text}, **ids) | {"modality": "text"} | usage)
+        return sse(answer.chunk({"content": event.text}, **answer.ids(event)) | {"modality": "text"} | usage)
 
     def audio(self, event: AudioChunk) -> bytes:
         file = encode(event.samples, "wav")
@@ -103,18 +106,17 @@ class OpenAIShape:
     def text(self, event: TextDelta) -> bytes:
         if not (event.text or self.answer.token_ids):
             return b""
-        ids = {"token_ids": event.token_ids} if self.answer.token_ids else {}
-        return self._audio(ids, transcript=event.text)
+        return self._audio({"transcript": event.text}, **self.answer.ids(event))
 
     def audio(self, event: AudioChunk) -> bytes:
         data, self.header = self.header + pcm16(event.samples), b""
-        return self._audio({}, data=data)
+        return self._audio({"data": data})
 
     def end(self, reasons: dict[str, str]) -> bytes:
-        expiry = self._audio({}, expires_at=self.answer.created + AUDIO_KEPT_S)
+        expiry = self._audio({"expires_at": self.answer.created + AUDIO_KEPT_S})
         return expiry + sse(self.answer.chunk({}, finish_reason(reasons), finish_reasons=reasons))
 
-    def _audio(self, further: dict[str, Any], **content: Any) -> bytes:
+    def _audio(self, content: dict[str, Any], **further: Any) -> bytes:
         return sse(self.answer.chunk({"audio": {"id": self.answer.audio_id} | content}, **further))
 
 

@@ -34,7 +34,7 @@ class HttpTarget:
         self, session: aiohttp.ClientSession, url: str, model: str, shape: Shape = "omni", speaker: str | None = None
     ) -> None:
         self.session = session
-        self.url = f"{url.rstrip('/')}/v1/chat/completions"
+        self.url = f"{url}/v1/chat/completions"
         self.model = model
         self.shape: Shape = shape
         self.speaker = speaker
@@ -97,9 +97,11 @@ async def connect(
 ) -> AsyncIterator[HttpTarget]:
     """A server that is running, with a pool of connections as large as the load needs.
 
+    `url`: with or without the /v1 that OpenAI's clients want behind it.
     `model`: the name to ask for; None takes the first of /v1/models. `speaker`: the voice of requests that name none;
     None leaves it to the server. Raises PipelineError if nobody answers.
     """
+    url = url.rstrip("/").removesuffix("/v1")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
@@ -112,7 +114,7 @@ async def connect(
 
 
 async def _served_model(session: aiohttp.ClientSession, url: str) -> str:
-    where = f"{url.rstrip('/')}/v1/models"
+    where = f"{url}/v1/models"
     try:
         async with session.get(where, timeout=aiohttp.ClientTimeout(total=30)) as response:
             text = await response.text()
