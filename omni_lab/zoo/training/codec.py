@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from torch import nn
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeSnakeBeta
 
 from omni_lab.zoo.training import pitch, speech
-from omni_lab.zoo.training.codes import ENTRIES_A_BOOK, GROUPS, INFORMATIVE, PITCH_BOOK, SPECTRUM_BOOKS, Codebooks
+from omni_lab.zoo.training.codes import (
+    ENTRIES_A_BOOK,
+    GROUPS,
+    INFORMATIVE,
+    NOISE_BOOK,
+    PITCH_BOOK,
+    SPECTRUM_BOOKS,
+    Codebooks,
+)
+from omni_lab.zoo.training.library import REPERTOIRE_SHARE
 from omni_lab.zoo.training.pitch import FRAME, RATE
 from omni_lab.zoo.training.teacher import NOISES
 
@@ -31,17 +41,39 @@ PROBES = {1: (400, (1,)), 2: (2000, (1, 2, 3, 4)), 3: (8000, (1, 3, 6))}
 """Decoder block -> rate of its output in Hz, and the harmonics of the pitch that a probe finds there."""
 
 
+@dataclass(frozen=True)
+class _Tape:
+    """Utterances end to end."""
+
+    codes: torch.Tensor
+    waves: torch.Tensor
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, folder: Path) -> _Tape:
+        codes, waves, starts = speech.waveforms(folder)
+        starts = starts[starts + LENGTH <= len(codes)]
+        return cls(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(waves), starts)
+
+    def draw(self, chance: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes [WINDOWS, LENGTH, INFORMATIVE] of a batch and its samples [WINDOWS, LENGTH * FRAME]."""
+        begins = chance.integers(0, len(self.codes) - LENGTH + 1, WINDOWS)
+        begins[0] = chance.choice(self.starts)
+        codes = [self.codes[begin : begin + LENGTH] for begin in begins]
+        return torch.stack(codes), torch.stack([self.waves[b * FRAME : (b + LENGTH) * FRAME] for b in begins])
+
+
 class CodecTask:
     """Reconstruction of waveforms from the codes."""
 
     name = "codec"
     learning_rate = 1e-3
 
-    def __init__(self, voice: nn.Module, recordings: list[Path], codebooks: Codebooks, compiled: bool) -> None:
+    def __init__(
+        self, voice: nn.Module, repertoire: Path, recordings: Path, codebooks: Codebooks, compiled: bool
+    ) -> None:
         """`compiled`: fused kernels for the activations, which take half of the time; a CPU needs a C++ compiler."""
-        codes, waves, starts = speech.waveforms(recordings)
-        self.codes, self.waves = torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(waves)
-        self.starts = starts[starts + LENGTH <= len(codes)]
+        self.repertoire, self.others = _Tape.of(repertoire), _Tape.of(recordings)
         _start_from(voice.code2wav, codebooks)
         width = voice.code2wav.config.decoder_dim
         probes = {
@@ -59,10 +91,9 @@ class CodecTask:
 
     def losses(self, chance: np.random.Generator) -> dict[str, torch.Tensor]:
         device = next(self.network.parameters()).device
-        begins = chance.integers(0, len(self.codes) - LENGTH + 1, WINDOWS)
-        begins[0] = chance.choice(self.starts)
-        codes = torch.stack([self.codes[begin : begin + LENGTH] for begin in begins]).to(device)
-        target = torch.stack([self.waves[begin * FRAME : (begin + LENGTH) * FRAME] for begin in begins])
+        tape = self.repertoire if chance.random() < REPERTOIRE_SHARE else self.others
+        codes, target = tape.draw(chance)
+        codes = codes.to(device)
         target = target.to(device).float() / 32767
         made, levels = forward(self.network["decoder"], codes)
         heard = target[:, : made.shape[1]]
@@ -127,7 +158,7 @@ def _start_from(decoder: nn.Module, codebooks: Codebooks) -> None:
     angle = _phase_tables()[400]
     books[PITCH_BOOK] = 4 * torch.cat([angle.cos(), angle.sin()], 1) @ phases
     patterns = torch.randn(NOISES, len(noise), generator=chance) @ noise
-    books[INFORMATIVE - 1] += 2 * patterns.repeat(ENTRIES_A_BOOK // NOISES, 1)
+    books[NOISE_BOOK] += 2 * patterns.repeat(ENTRIES_A_BOOK // NOISES, 1)
     books[INFORMATIVE:] = 0
 
 

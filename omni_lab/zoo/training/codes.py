@@ -1,7 +1,7 @@
-"""Codebooks: features of a frame to six codes and back, by principal components and residual k-means.
+"""Codebooks: features of a frame to eight codes and back, by principal components and residual k-means.
 
-Of the 16 codes of a frame the first is a coarse spectrum, the second the pitch, four more refine the spectrum, and
-the other ten are constant: the code predictor has five to learn instead of fifteen.
+Of the 16 codes of a frame the first is a coarse spectrum, the second the pitch, six more refine the spectrum, and
+the other eight are constant: the code predictor has seven to learn instead of fifteen.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from omni_lab.zoo.training.teacher import NOISES
 
 GROUPS = 16
 ENTRIES_A_BOOK = 256
-INFORMATIVE = 6
+INFORMATIVE = 8
 PITCH_BOOK = 1
+NOISE_BOOK = 5
+"""A fine code, which differs from frame to frame, chooses the noise pattern too."""
 SPECTRUM_BOOKS = [book for book in range(INFORMATIVE) if book != PITCH_BOOK]
 COMPONENTS = 64
 ROUNDS = 20
+JOINT_ROUNDS = 5
+BEAM = 8
+"""Partial encodings that are kept from book to book: the nearest centre in each book by itself is 5 % worse."""
 
 assert ENTRIES <= ENTRIES_A_BOOK
 
@@ -38,21 +43,17 @@ class Codebooks:
 
     def encode(self, features: np.ndarray, pitch: np.ndarray) -> np.ndarray:
         """Features [T, F] and pitch codes [T] to informative codes [T, INFORMATIVE], uint8."""
-        rest = self._project(features)
-        codes = np.zeros((len(rest), INFORMATIVE), np.uint8)
+        codes = np.zeros((len(features), INFORMATIVE), np.uint8)
         codes[:, PITCH_BOOK] = pitch
-        for book, centres in zip(SPECTRUM_BOOKS, self.books, strict=True):
-            nearest = _nearest(rest, centres)
-            codes[:, book] = nearest.numpy()
-            rest = rest - centres[nearest]
+        codes[:, SPECTRUM_BOOKS] = _encode(self._project(features), self.books)[0].numpy()
         return codes
 
     def error(self, features: np.ndarray) -> list[float]:
         """Root mean square error of the log amplitudes in nats, with one book, two books, and so on."""
-        rest, lost = self._project(features), []
-        outside = float(((torch.from_numpy(features) - self.mean) ** 2).sum(1).mean() - (rest**2).sum(1).mean())
-        for centres in self.books:
-            rest = rest - centres[_nearest(rest, centres)]
+        points, lost = self._project(features), []
+        outside = float(((torch.from_numpy(features) - self.mean) ** 2).sum(1).mean() - (points**2).sum(1).mean())
+        for count in range(1, len(self.books) + 1):
+            rest = _encode(points, self.books[:count])[1]
             lost.append(((float((rest**2).sum(1).mean()) + outside) / features.shape[1]) ** 0.5)
         return lost
 
@@ -70,8 +71,8 @@ class Codebooks:
 
 
 def noise_pattern(codes: np.ndarray) -> np.ndarray:
-    """Which noise a frame has, [T]: the finest spectrum code, which differs from frame to frame, chooses it."""
-    return codes[:, INFORMATIVE - 1] % NOISES
+    """Which noise a frame has, [T]."""
+    return codes[:, NOISE_BOOK] % NOISES
 
 
 def fit(features: np.ndarray) -> Codebooks:
@@ -81,12 +82,46 @@ def fit(features: np.ndarray) -> Codebooks:
     centred = data - mean
     _, vectors = torch.linalg.eigh(centred.T @ centred)
     components = vectors.flip(1)[:, :COMPONENTS].contiguous()
-    rest, books = centred @ components, []
+    points = centred @ components
+    rest, found = points, []
     for seed in range(len(SPECTRUM_BOOKS)):
         centres = _k_means(rest, seed)
         rest = rest - centres[_nearest(rest, centres)]
-        books.append(centres)
-    return Codebooks(mean, components, torch.stack(books))
+        found.append(centres)
+    books = torch.stack(found)
+    for _ in range(JOINT_ROUNDS):
+        _fit_together(points, books)
+    return Codebooks(mean, components, books)
+
+
+def _fit_together(points: torch.Tensor, books: torch.Tensor) -> None:
+    """Move the centres of each book to what the other books leave over, with codes as they are chosen in use."""
+    codes, rest = _encode(points, books)
+    for book, centres in enumerate(books):
+        chosen = codes[:, book]
+        count = torch.bincount(chosen, minlength=ENTRIES_A_BOOK).float()[:, None]
+        shift = torch.zeros_like(centres).index_add_(0, chosen, rest) / count.clamp(min=1)
+        centres += shift
+        rest = rest - shift[chosen]
+
+
+def _encode(points: torch.Tensor, books: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [N, books] of points [N, D] by beam search, and what they leave over [N, D]."""
+    parts = [_encode_part(part, books) for part in points.split(2048)]
+    codes, rest = (torch.cat(column) for column in zip(*parts, strict=True))
+    return codes, rest
+
+
+def _encode_part(points: torch.Tensor, books: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rest = points[:, None]  # [N, beams, D]
+    codes = torch.zeros(len(points), 1, 0, dtype=torch.int64)
+    for centres in books:
+        distance = (rest**2).sum(-1, keepdim=True) - 2 * rest @ centres.T + (centres**2).sum(1)
+        best = distance.flatten(1).topk(BEAM, largest=False).indices
+        beam, code = best // ENTRIES_A_BOOK, best % ENTRIES_A_BOOK
+        rest = rest.take_along_dim(beam[..., None], 1) - centres[code]
+        codes = torch.cat([codes.take_along_dim(beam[..., None], 1), code[..., None]], 2)
+    return codes[:, 0], rest[:, 0]
 
 
 def _k_means(data: torch.Tensor, seed: int) -> torch.Tensor:

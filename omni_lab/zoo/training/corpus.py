@@ -19,8 +19,7 @@ SHORT_WORDS = re.compile("a|i|an|as|at|be|by|do|go|he|if|in|is|it|me|my|no|of|on
 
 def repertoire() -> list[str]:
     """The sentences that come with the package."""
-    lines = zoo.bundled_set().read_text(encoding="utf-8").splitlines()
-    return [line.split("|")[3] for line in lines if line]
+    return _texts(zoo.bundled_set())
 
 
 def training_sentences(count: int, seed: int) -> list[str]:
@@ -35,7 +34,12 @@ def training_sentences(count: int, seed: int) -> list[str]:
 
 def open_english() -> list[str]:
     """Fifty sentences on varied topics, written for measuring; nothing of them is trained on."""
-    return (Path(__file__).parent / "open_english.txt").read_text(encoding="utf-8").splitlines()
+    return _texts(zoo.bundled_set().with_name("open_english.lst"))
+
+
+def _texts(listed: Path) -> list[str]:
+    """Of a file in Seed-TTS form."""
+    return [line.split("|")[3] for line in listed.read_text(encoding="utf-8").splitlines()]
 
 
 def _random_words(words: list[str], chance: random.Random) -> str:

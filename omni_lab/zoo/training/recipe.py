@@ -36,7 +36,7 @@ from omni_lab.zoo.training.teacher import Teacher
 from omni_lab.zoo.training.thinker import ThinkerTask
 
 STAGES = ("corpus", "codes", "codec", "tokenizer", "thinker", "talker", "export", "evaluate")
-SHARES = {"codec": 0.35, "thinker": 0.1, "talker": 0.55}
+SHARES = {"codec": 0.44, "thinker": 0.1, "talker": 0.46}
 """Of the hours."""
 ROUNDS = (0.06, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Portions of the hours after which a checkpoint is written and heard."""
@@ -66,13 +66,13 @@ class Size:
 
     @classmethod
     def for_hours(cls, hours: float) -> Size:
-        """A few hours learn from fewer sentences; in a few minutes there is time to hear four of each set."""
-        scale = min(1.0, hours / 8)
+        """More hours learn from more sentences; in a few minutes there is time to hear four of each set."""
+        scale = min(2.0, hours / 5)
         long = hours >= 1
         return cls(
             fitted=1200,
             recorded=max(200, round(2500 * scale)),
-            sentences=max(500, round(60000 * scale)),
+            sentences=max(500, round(18000 * scale)),
             heard=40 if long else 4,
             heard_at_end=None if long else 4,
         )
@@ -130,9 +130,9 @@ class Recipe:
 
     def codec(self, portion: float) -> None:
         """Code2Wav."""
-        folders = [self.work / "repertoire", self.work / "recordings"]
+        folders = self.work / "repertoire", self.work / "recordings"
         long_enough = SHARES["codec"] * self.seconds > WORTH_COMPILING
-        self._train(CodecTask(network.build(), folders, self.codebooks, long_enough), portion)
+        self._train(CodecTask(network.build(), *folders, self.codebooks, long_enough), portion)
 
     def tokenizer(self, portion: float) -> None:
         """The pieces of text."""

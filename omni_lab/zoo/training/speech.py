@@ -85,13 +85,13 @@ def utterances(folder: Path, files: int | None = None) -> Iterator[Utterance]:
             yield from map(Utterance, shard["texts"].tolist(), words, codes)
 
 
-def waveforms(folders: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Everything that folders hold with waveforms, end to end.
+def waveforms(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Everything that a folder of recordings holds, end to end.
 
     Returns (codes [N, INFORMATIVE], samples [N * FRAME] int16, first frame of each utterance).
     """
     codes, waves, frames = [], [], []
-    for file in sorted(file for folder in folders for file in folder.glob("*.npz")):
+    for file in sorted(folder.glob("*.npz")):
         with np.load(file) as shard:
             codes.append(shard["codes"])
             waves.append(shard["waves"])
