@@ -16,6 +16,7 @@ from omni_lab.zoo.training import (
     grammar,
     network,
     pitch,
+    plots,
     recipe,
     talker,
     timing,
@@ -89,6 +90,7 @@ def test_every_stage_leaves_its_result(started: recipe.Recipe):
     assert {"repertoire", "held_out", "open"} < scores.keys()
     assert len(list((started.work / "sound").rglob("*.wav"))) == 3
     assert (started.work / "curves.html").stat().st_size > 10_000
+    assert (started.work / "spectrograms.html").stat().st_size > 10_000
     assert {line["stage"] for line in _lines(started, "losses.jsonl")} == {"codec", "thinker", "talker"}
 
 
@@ -135,6 +137,13 @@ def test_more_books_describe_the_spectrum_better(started: recipe.Recipe):
     errors = started.codebooks.error(features)
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < errors[0] / 2
+
+
+def test_a_spectrogram_shows_a_rising_tone():
+    turns = np.cumsum(np.linspace(500, 2500, 2 * pitch.RATE)) / pitch.RATE
+    (picture,) = plots.spectrograms([("rising", np.sin(2 * np.pi * turns))]).data
+    loudest = np.asarray(picture.z).argmax(0)[[20, 100, 180]] * picture.dy
+    assert loudest == pytest.approx([700, 1500, 2300], abs=60)
 
 
 class Middle:

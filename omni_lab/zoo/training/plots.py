@@ -1,4 +1,4 @@
-"""The curves of a training: losses and word error rates over time, as one page that opens without a network."""
+"""Pictures of a training, as pages that open without a network: losses and error rates over time, and spectrograms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from omni_lab.views import theme
+from omni_lab.zoo.training.pitch import RATE
+
+WINDOW, HOP = 1024, 240
+"""Samples of one spectrum, and between two."""
+HIGHEST, QUIETEST = 6000, -70
+"""Frequency in Hz up to which spectra are drawn, and the level in dB below the loudest point that is black."""
 
 
 def curves(folder: Path) -> Path:
@@ -34,6 +41,29 @@ def curves(folder: Path) -> Path:
     page = folder / "curves.html"
     figure.write_html(page, include_plotlyjs=True)
     return page
+
+
+def spectrograms(sounds: list[tuple[str, np.ndarray]]) -> go.Figure:
+    """One spectrogram for each (title, waveform at RATE), one below the other: time in s, frequency in Hz."""
+    titles = [title for title, _ in sounds]
+    figure = make_subplots(len(sounds), 1, subplot_titles=titles, vertical_spacing=0.3 / (len(sounds) + 1))
+    bins = HIGHEST * WINDOW // RATE
+    for row, (_, wave) in enumerate(sounds, start=1):
+        parts = np.lib.stride_tricks.sliding_window_view(np.pad(wave, WINDOW // 2), WINDOW)[::HOP] * np.hanning(WINDOW)
+        level = 20 * np.log10(np.abs(np.fft.rfft(parts))[:, :bins].T + 1e-6)
+        picture = go.Heatmap(
+            z=np.round(level - level.max(), 1),
+            dx=HOP / RATE,
+            dy=RATE / WINDOW,
+            zmin=QUIETEST,
+            zmax=0,
+            colorscale="Magma",
+            showscale=False,
+        )
+        figure.add_trace(picture, row=row, col=1)
+        figure.update_yaxes(title_text="Hz", row=row, col=1)
+    figure.update_xaxes(title_text="s", row=len(sounds), col=1)
+    return figure.update_layout(template=theme.template(), height=230 * len(sounds))
 
 
 def _line(points: list[tuple[float, float]], name: str) -> go.Scatter:

@@ -9,6 +9,7 @@ started again:
     codec.pt thinker.pt talker.pt           states of training
     losses.jsonl curves.html                curves
     voice/ scores.jsonl sound/              the checkpoint, and how it read after each round
+    spectrograms.html                       its sound beside the teacher's
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import soundfile
 import torch
 from tokenizers import Tokenizer
 
@@ -171,6 +173,19 @@ class Recipe:
         with (self.work / "scores.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
         plots.curves(self.work)
+        plots.spectrograms(self._beside_the_teacher(sets)).write_html(
+            self.work / "spectrograms.html", include_plotlyjs=True
+        )
+
+    def _beside_the_teacher(self, sets: dict[str, list[str]]) -> list[tuple[str, np.ndarray]]:
+        """The first sentence of each set in both voices."""
+        sounds = []
+        for name, texts in sets.items():
+            reading = self.teacher.read(texts[0])
+            patterns = codes.noise_pattern(self.codebooks.encode(reading.features, reading.pitch))
+            sounds.append((f"teacher: {texts[0]}", self.teacher.wave(reading, patterns)))
+            sounds.append((f"voice: {texts[0]}", soundfile.read(self.work / "sound" / name / "000.wav")[0]))
+        return sounds
 
     def _train(self, task: trainer.Task, portion: float) -> None:
         budget = SHARES[task.name] * self.seconds
