@@ -13,6 +13,10 @@ from omni_lab.zoo import nano_tokenizer
 from omni_lab.zoo.nano_config import GENERATION, PREPROCESSOR
 from omni_lab.zoo.training import network, trainer
 
+SHARPNESS = 3.0
+"""Logits of codes are scaled by this: transformers samples at a temperature of 0.9 unless told otherwise. Half trained,
+one word in two was heard wrong at 0.9, one in three at 0.4, one in four greedy. Greedy codes stay the same."""
+
 
 def export(folder: Path, target: Path) -> None:
     """Write the averaged weights of FOLDER's networks to `target`, whole or not at all.
@@ -25,6 +29,9 @@ def export(folder: Path, target: Path) -> None:
     parts = torch.nn.ModuleDict({"model": voice.thinker.model.language_model, "head": voice.thinker.lm_head})
     parts.load_state_dict(thinker)
     voice.talker.load_state_dict(trainer.averaged(folder, "talker"))
+    with torch.no_grad():
+        for head in (voice.talker.codec_head, *voice.talker.code_predictor.lm_head):
+            head.weight.mul_(SHARPNESS)
     codec = trainer.averaged(folder, "codec")
     prefix = "decoder."
     voice.code2wav.load_state_dict({k.removeprefix(prefix): v for k, v in codec.items() if k.startswith(prefix)})

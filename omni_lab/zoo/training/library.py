@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from omni_lab.zoo.training import speech, timing
 
-REPERTOIRE_SHARE = 0.2
+REPERTOIRE_SHARE = 1 / 3
 """Of the batches: sentences that have to be right, not only likely."""
 
 

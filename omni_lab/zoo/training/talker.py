@@ -30,6 +30,9 @@ CONSTANT_FRAMES = 24
 """Frames of a batch on which the constant books are trained; they are learned at once."""
 WEIGHTS = {"pitch": 1.0} | {f"fine_{n}": weight for n, weight in enumerate((1.0, 0.8, 0.7, 0.6, 0.5, 0.4), start=1)}
 WEIGHTS["constant"] = 1.0
+NORMALIZER = 0.01
+"""Weight of the squared logarithm of the softmax's sum. It keeps logits at logarithms of probabilities, so that the
+repetition penalty of the Talker's sampling, which multiplies negative logits, leaves likely codes likely."""
 """Of the predictor's informative books, of which the finest are nearly noise, and of all constant books together."""
 
 
@@ -73,7 +76,9 @@ class TalkerTask:
         first = torch.cat([F.pad(codes[:, 0], (0, 1), value=self.end_code) for codes in targets])
         residual = self._residual_losses(torch.cat([part[:-1] for part in spoken]), torch.cat(targets), chance)
         losses = {"first": F.cross_entropy(logits, first)} | dict(zip(WEIGHTS, residual, strict=True))
-        return losses | {"loss": losses["first"] + sum(WEIGHTS[name] * losses[name] for name in WEIGHTS)}
+        losses["normalizer"] = logits.logsumexp(-1).square().mean()
+        weights = {"first": 1.0, "normalizer": NORMALIZER} | WEIGHTS
+        return losses | {"loss": sum(weight * losses[name] for name, weight in weights.items())}
 
     def _rows(
         self, lesson: Lesson, text: torch.Tensor, chance: np.random.Generator
