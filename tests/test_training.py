@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from omni_lab.core import PipelineError
+from omni_lab.zoo.__main__ import main
 from omni_lab.zoo.training import (
     codes,
     corpus,
@@ -20,6 +23,7 @@ from omni_lab.zoo.training import (
     recipe,
     talker,
     timing,
+    work,
 )
 from omni_lab.zoo.training.library import Lesson
 
@@ -60,7 +64,7 @@ def test_grammar_is_large_and_keeps_its_held_out_sentences():
     assert len(set(held_out)) == 120
     assert grammar.size() > 1_000_000
     drawn = set(corpus.training_sentences(3000, seed=3))
-    assert not drawn & set(held_out)
+    assert not drawn & set(held_out) and not drawn & set(corpus.repertoire())
     assert not any(grammar.is_held_out(grammar.sentence(random.Random(seed))) for seed in range(200))
     assert corpus.training_sentences(50, seed=3) == corpus.training_sentences(80, seed=3)[:50]
 
@@ -70,11 +74,38 @@ def test_numbers_are_spoken(number: int, words: str):
     assert grammar.spoken(number) == words
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--hours", "0"], "--hours: expected a positive number, got 0"),
+        (["--stages", "talker, sing"], "--stages: sing is unknown; stages are corpus, codes,"),
+        (["--stages", "export"], "stage export: {work}/tokenizer is missing; run the stages before export first"),
+        (["--stages", "codec"], "stage codec: {work}/codebooks.pt is missing; run the stages before codec first"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "voice", "--work", str(tmp_path), *options]) == 2
+    assert told.replace("{work}", str(tmp_path)) in capsys.readouterr().err
+
+
+def test_a_work_folder_is_of_one_recipe_and_one_run(tmp_path: Path) -> None:
+    new = tmp_path / "new" / "one"
+    with work.held(new), pytest.raises(PipelineError, match=r"another run is in .*one; stop it"):
+        work.held(new).__enter__()
+    with work.held(new):
+        pass
+    with pytest.raises(PipelineError, match=r"another recipe began .* \(no VERSION, expected"):
+        work.held(tmp_path).__enter__()
+    with pytest.raises(PipelineError, match="cannot be made"):
+        work.held(new / "VERSION" / "below").__enter__()
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> recipe.Recipe:
     """Every stage from nothing, for half of the time."""
-    work = tmp_path_factory.mktemp("voice")
-    training = recipe.Recipe(work, SECONDS / 3600, SMALL)
+    training = recipe.Recipe(tmp_path_factory.mktemp("voice"), SECONDS / 3600, SMALL)
     training.run(rounds=(0.5,))
     return training
 

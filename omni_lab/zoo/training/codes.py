@@ -24,8 +24,8 @@ NOISE_BOOK = 5
 """A fine code, which differs from frame to frame, chooses the noise pattern too."""
 SPECTRUM_BOOKS = [book for book in range(INFORMATIVE) if book != PITCH_BOOK]
 COMPONENTS = 64
-ROUNDS = 20
-JOINT_ROUNDS = 5
+ITERATIONS = 20
+JOINT_ITERATIONS = 5
 BEAM = 8
 """Partial encodings that are kept from book to book: the nearest centre in each book by itself is 5 % worse."""
 
@@ -39,7 +39,7 @@ class Codebooks:
     components: torch.Tensor
     """Principal components, [F, COMPONENTS]."""
     books: torch.Tensor
-    """Centres of the residual k-means, [5, ENTRIES_A_BOOK, COMPONENTS]."""
+    """Centres of the spectrum books, [len(SPECTRUM_BOOKS), ENTRIES_A_BOOK, COMPONENTS]."""
 
     def encode(self, features: np.ndarray, pitch: np.ndarray) -> np.ndarray:
         """Features [T, F] and pitch codes [T] to informative codes [T, INFORMATIVE], uint8."""
@@ -89,7 +89,7 @@ def fit(features: np.ndarray) -> Codebooks:
         rest = rest - centres[_nearest(rest, centres)]
         found.append(centres)
     books = torch.stack(found)
-    for _ in range(JOINT_ROUNDS):
+    for _ in range(JOINT_ITERATIONS):
         _fit_together(points, books)
     return Codebooks(mean, components, books)
 
@@ -127,7 +127,7 @@ def _encode_part(points: torch.Tensor, books: torch.Tensor) -> tuple[torch.Tenso
 def _k_means(data: torch.Tensor, seed: int) -> torch.Tensor:
     chance = torch.Generator().manual_seed(seed)
     centres = data[torch.randperm(len(data), generator=chance)[:ENTRIES_A_BOOK]].clone()
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         nearest = _nearest(data, centres)
         count = torch.bincount(nearest, minlength=ENTRIES_A_BOOK).float()[:, None]
         sums = torch.zeros_like(centres).index_add_(0, nearest, data)

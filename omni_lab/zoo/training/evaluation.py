@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 
 from omni_lab.quality.ear import Ear
@@ -49,8 +50,8 @@ def evaluate(
     checkpoint: Path,
     sets: dict[str, list[str]],
     longest: int,
-    sound: Path | None = None,
-    say: Callable[[str], None] = print,
+    sound: Path,
+    say: Callable[[str], None],
 ) -> dict[str, Score]:
     """Let the checkpoint read sets of sentences as it is meant to be used, `longest` frames each at most.
 
@@ -65,8 +66,9 @@ def evaluate(
             torch.manual_seed(index)
             written, wave = reader.read(text)
             results.append(listen(ear, text, written, wave))
-            if sound:
-                _keep(sound / name / f"{index:03}.wav", wave)
+            file = sound / name / f"{index:03}.wav"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(file, wave, RATE)
         scores[name] = summary(results, longest)
         say(f"{name}: {json.dumps(asdict(scores[name]))} in {time.perf_counter() - began:.0f} s")
         for result in sorted(results, key=lambda result: -result.errors / result.words)[:3]:
@@ -128,10 +130,3 @@ def summary(results: list[Heard], longest: int) -> Score:
         too_long=sum(r.seconds * RATE >= (longest - 2) * FRAME for r in results),
         words_per_second=round(sum(r.words for r in results) / sum(r.seconds for r in results), 2),
     )
-
-
-def _keep(file: Path, wave: np.ndarray) -> None:
-    import soundfile
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(file, wave, RATE)

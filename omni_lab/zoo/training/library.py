@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from omni_lab.zoo.training import speech, timing
 
 REPERTOIRE_SHARE = 1 / 3
-"""Of the batches: sentences that have to be right, not only likely."""
+"""Of the batches of utterances: sentences that have to be right, not only likely."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Library:
         self.tokenizer = tokenizer
         self.repertoire = self._read(folder / "repertoire")
         self.others = self._read(folder / "sentences")
+        self.quoted = [lesson for lesson in self.others if len(lesson.words) > 2]
 
     def _read(self, folder: Path) -> list[Lesson]:
         lessons = []
@@ -63,11 +64,9 @@ class Library:
         texts, answer = [], []
         count = int(chance.integers(2, 17))
         for place in range(count):
-            lesson = self.others[int(chance.integers(len(self.others)))]
-            inside = int(chance.integers(1, max(2, len(lesson.words) - 1)))
+            lesson = self.quoted[int(chance.integers(len(self.quoted)))]
+            inside = int(chance.integers(1, len(lesson.words) - 1))
             word = 0 if place == 0 else len(lesson.words) - 1 if place == count - 1 else inside
-            if place and len(lesson.words) < 3:
-                continue
             texts.append(lesson.text.split(" ")[word])
             answer += lesson.words[word]
         return " ".join(texts), answer

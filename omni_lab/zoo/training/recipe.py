@@ -4,8 +4,9 @@ A stage looks at what the work folder holds and goes on from there, so the recip
 started again:
 
     features.npy codebooks.pt tokenizer/    made once
-    recordings/                             what the teacher read, with waveforms, for the codec
-    repertoire/ sentences/                  what it read for Thinker and Talker: texts, word times, codes
+    recordings/                             what the teacher read for the codec, with waveforms
+    repertoire/                             what it read of the bundled sentences, for all three networks
+    sentences/                              what it read for Thinker and Talker: texts, word times, codes
     codec.pt thinker.pt talker.pt           states of training
     losses.jsonl curves.html                curves
     voice/ scores.jsonl sound/              the checkpoint, and how it read after each round
@@ -28,7 +29,7 @@ import torch
 from tokenizers import Tokenizer
 
 from omni_lab.zoo import nano_tokenizer
-from omni_lab.zoo.training import codes, corpus, evaluation, grammar, network, plots, speech, tokenizer, trainer
+from omni_lab.zoo.training import codes, corpus, evaluation, grammar, network, plots, speech, tokenizer, trainer, work
 from omni_lab.zoo.training.codec import CodecTask
 from omni_lab.zoo.training.codes import Codebooks
 from omni_lab.zoo.training.export import export
@@ -83,24 +84,30 @@ class Size:
 class Recipe:
     """One training in one work folder."""
 
-    def __init__(self, work: Path, hours: float, size: Size | None = None, say: Callable[[str], None] = print) -> None:
-        self.work, self.seconds, self.size, self.say = work, hours * 3600, size or Size.for_hours(hours), say
+    def __init__(
+        self, folder: Path, hours: float, size: Size | None = None, say: Callable[[str], None] = print
+    ) -> None:
+        self.work, self.seconds, self.size, self.say = folder, hours * 3600, size or Size.for_hours(hours), say
         torch.manual_seed(0)
-        work.mkdir(parents=True, exist_ok=True)
 
     def run(self, stages: tuple[str, ...] = STAGES, rounds: tuple[float, ...] | None = None) -> None:
         """Every stage in every round that has not been heard yet. Less than an hour is one round.
 
-        With `rounds` given, those are run whatever has been done.
+        With `rounds` given, those are run whatever has been done. Raises PipelineError if the work folder cannot be
+        used, or lacks what a stage needs of those before it.
         """
         hours = self.seconds / 3600
-        heard = max((line["hours"] for line in plots.lines(self.work / "scores.jsonl")), default=0.0)
-        for portion in rounds or (ROUNDS if hours >= 1 else ROUNDS[-1:]):
-            if not rounds and heard >= portion * hours:
-                continue
-            self.say(f"round up to {portion:.0%} of {hours:g} hours")
-            for stage in stages:
-                getattr(self, stage)(portion)
+        with work.held(self.work):
+            done = max((line["hours"] for line in plots.lines(self.work / "scores.jsonl")), default=0.0)
+            if not rounds:
+                rounds = tuple(part for part in (ROUNDS if hours >= 1 else ROUNDS[-1:]) if done < part * hours)
+            if not rounds:
+                self.say(f"{done:.3g} hours are done and heard; give more --hours to go on")
+            for portion in rounds:
+                self.say(f"round up to {portion:.0%} of {hours:g} hours")
+                for stage in stages:
+                    work.check(self.work, stage)
+                    getattr(self, stage)(portion)
 
     def corpus(self, portion: float) -> None:
         """The features that the codebooks are fitted on."""
@@ -120,7 +127,7 @@ class Recipe:
             features = np.load(self.work / "features.npy").astype(np.float32)
             books = codes.fit(features)
             errors = ", ".join(f"{error:.3f}" for error in books.error(features))
-            self.say(f"codes: rms error of log amplitudes with one to five books: {errors}")
+            self.say(f"codes: rms error of log amplitudes with one book, two, and so on: {errors}")
             books.save(file)
         sentences = corpus.training_sentences(round(portion * self.size.sentences), seed=3)
         for folder, texts, waves in (
@@ -141,7 +148,7 @@ class Recipe:
         folder, scratch = self.work / "tokenizer", self.work / ".tokenizer"
         if folder.exists():
             return
-        texts = self.repertoire * 3 + corpus.training_sentences(min(6000, self.size.sentences), seed=3)
+        texts = self.repertoire * 3 + corpus.training_sentences(6000, seed=3)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         nano_tokenizer.save(tokenizer.train(texts), scratch)
@@ -163,19 +170,19 @@ class Recipe:
         """Read sentences of the repertoire, of the grammar's held-out part, and of open English."""
         count = self.size.heard if portion < 1 else self.size.heard_at_end
         sets = {
-            "repertoire": self.repertoire[:: max(1, len(self.repertoire) // count)] if count else self.repertoire,
+            "repertoire": self.repertoire[:: len(self.repertoire) // count][:count] if count else self.repertoire,
             "held_out": grammar.held_out(count or 120),
             "open": corpus.open_english()[:count],
         }
         scores = evaluation.evaluate(self.work / "voice", sets, self.size.longest, self.work / "sound", self.say)
+        page = self.work / "spectrograms.html"
+        plots.spectrograms(self._beside_the_teacher(sets)).write_html(page, include_plotlyjs=True)
         used = {line["stage"]: line["seconds"] for line in plots.lines(self.work / "losses.jsonl")}
-        line = {"hours": round(sum(used.values()) / 3600, 3)} | {name: asdict(score) for name, score in scores.items()}
+        hours = min(used[stage] / share for stage, share in SHARES.items()) / 3600
+        line = {"hours": hours} | {name: asdict(score) for name, score in scores.items()}
         with (self.work / "scores.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
         plots.curves(self.work)
-        plots.spectrograms(self._beside_the_teacher(sets)).write_html(
-            self.work / "spectrograms.html", include_plotlyjs=True
-        )
 
     def _beside_the_teacher(self, sets: dict[str, list[str]]) -> list[tuple[str, np.ndarray]]:
         """The first sentence of each set in both voices."""

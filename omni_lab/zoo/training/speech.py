@@ -38,12 +38,12 @@ def record(
     waves: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Read the texts into files of `SHARD` sentences each; those already there are kept."""
+    """Read the texts into files of `SHARD` sentences each; a file that holds them already is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(texts), SHARD):
         file = folder / f"{start // SHARD:04}.npz"
         chosen = texts[start : start + SHARD]
-        if file.exists() and _count(file) >= len(chosen):
+        if file.exists() and _texts(file)[: len(chosen)] == chosen:
             continue
         arrays = _record(chosen, teacher(), codebooks, waves)
         scratch = file.with_suffix(".tmp")
@@ -53,9 +53,9 @@ def record(
         say(f"{folder.name}: {start + len(chosen)} of {len(texts)} sentences read")
 
 
-def _count(file: Path) -> int:
+def _texts(file: Path) -> list[str]:
     with np.load(file) as shard:
-        return len(shard["texts"])
+        return shard["texts"].tolist()
 
 
 def _record(texts: list[str], teacher: Teacher, codebooks: Codebooks, waves: bool) -> dict[str, np.ndarray]:
@@ -76,9 +76,9 @@ def _record(texts: list[str], teacher: Teacher, codebooks: Codebooks, waves: boo
     return arrays | ({"waves": np.concatenate(sound)} if waves else {})
 
 
-def utterances(folder: Path, files: int | None = None) -> Iterator[Utterance]:
-    """All utterances of a folder, or of its first files."""
-    for file in sorted(folder.glob("*.npz"))[:files]:
+def utterances(folder: Path) -> Iterator[Utterance]:
+    """All utterances of a folder."""
+    for file in sorted(folder.glob("*.npz")):
         with np.load(file) as shard:
             codes = np.split(shard["codes"], shard["frames"].cumsum()[:-1])
             words = np.split(shard["words"], shard["word_counts"].cumsum()[:-1])

@@ -13,7 +13,7 @@ from torch import nn
 
 from omni_lab.zoo.nano_config import SPECIAL_TOKENS
 from omni_lab.zoo.training import prompts
-from omni_lab.zoo.training.codes import ENTRIES_A_BOOK, GROUPS, INFORMATIVE, SPECTRUM_BOOKS, Codebooks
+from omni_lab.zoo.training.codes import ENTRIES_A_BOOK, GROUPS, INFORMATIVE, PITCH_BOOK, SPECTRUM_BOOKS, Codebooks
 from omni_lab.zoo.training.library import Lesson, Library
 from omni_lab.zoo.training.network import SPEAKER
 
@@ -30,10 +30,10 @@ CONSTANT_FRAMES = 24
 """Frames of a batch on which the constant books are trained; they are learned at once."""
 WEIGHTS = {"pitch": 1.0} | {f"fine_{n}": weight for n, weight in enumerate((1.0, 0.8, 0.7, 0.6, 0.5, 0.4), start=1)}
 WEIGHTS["constant"] = 1.0
+"""Of the predictor's informative books, of which the finest are nearly noise, and of all constant books together."""
 NORMALIZER = 0.01
 """Weight of the squared logarithm of the softmax's sum. It keeps logits at logarithms of probabilities, so that the
 repetition penalty of the Talker's sampling, which multiplies negative logits, leaves likely codes likely."""
-"""Of the predictor's informative books, of which the finest are nearly noise, and of all constant books together."""
 
 
 class TalkerTask:
@@ -147,9 +147,7 @@ def _start_from(talker: nn.Module, codebooks: Codebooks) -> None:
     for book, centres in zip(SPECTRUM_BOOKS, codebooks.books, strict=True):
         table = first if book == 0 else books[book - 1]
         table.weight[:ENTRIES_A_BOOK] = centres @ turn.T * scale
-    for book in range(1, GROUPS):
-        if book == 1:
-            books[0].weight.normal_(std=0.3, generator=torch.Generator().manual_seed(4))
-        elif book >= INFORMATIVE:
-            books[book - 1].weight.zero_()
-            books[book - 1].weight.requires_grad_(False)
+    books[PITCH_BOOK - 1].weight.normal_(std=0.3, generator=torch.Generator().manual_seed(4))
+    for constant in books[INFORMATIVE - 1 :]:
+        constant.weight.zero_()
+        constant.weight.requires_grad_(False)

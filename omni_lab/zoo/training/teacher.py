@@ -23,7 +23,7 @@ SLICES = 4
 """Envelopes a frame: one every 20 ms."""
 FEATURES = SLICES * sum(BANDS)
 NOISES = 4
-"""Noise patterns of one frame. The last informative codebook chooses among them, so that noise does not repeat."""
+"""Noise patterns of one frame. A fine codebook chooses among them, so that noise does not repeat."""
 
 HOP, BINS = 300, 601
 """The teacher's short-time Fourier transform: samples between spectra, frequencies of one."""
@@ -61,15 +61,13 @@ class Reading:
 
 
 class Teacher:
-    """One voice of hibari-tts, on one thread. Raises ImportError with a hint when the extra `train` is missing."""
+    """One voice of hibari-tts, on one thread."""
 
     def __init__(self) -> None:
-        try:
-            import onnx
-            import onnxruntime
-            from hibari import Hibari, dsp
-        except ImportError as error:
-            raise ImportError(f"{error}; training needs the extra: pip install 'omni-lab[train]'") from None
+        import onnx
+        import onnxruntime
+        from hibari import Hibari, dsp
+
         self.dsp = dsp
         self.hibari = Hibari(threads=1)
         graph = onnx.load(self.hibari.model_path)

@@ -35,9 +35,10 @@ class ThinkerTask:
 
     def losses(self, chance: np.random.Generator) -> dict[str, torch.Tensor]:
         rows, marks = [], []
-        lessons = [(lesson.text, lesson.answer) for lesson in self.library.draw(chance, FRAMES)]
         if chance.random() < COLLAGES:
             lessons = [self.library.collage(chance) for _ in range(COLLAGE_BATCH)]
+        else:
+            lessons = [(lesson.text, lesson.answer) for lesson in self.library.draw(chance, FRAMES)]
         for text, answer in lessons:
             question = self.library.encode("".join(prompts.draw(text, chance)) + prompts.ANSWER)
             rows.append(question + answer + [END] + [PAD] * AFTER_END)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -39,7 +40,9 @@ def train(task: Task, folder: Path, budget: float, portion: float, say: Callable
 
     On a CPU the seconds are the processor's, so that a run with low priority learns as much as one alone. State is
     in FOLDER/NAME.pt, replaced whole; curves are appended to FOLDER/losses.jsonl. Batches follow from the number of
-    the step, so a run that was killed goes on as if nothing had happened.
+    the step; a run that was killed goes on from what was saved last, at most SAVE_SECONDS before.
+
+    Raises RuntimeError, before anything is saved, if the loss is not finite.
     """
     task.network.to(device()).train()
     trained = [parameter for parameter in task.network.parameters() if parameter.requires_grad]
@@ -64,12 +67,14 @@ def train(task: Task, folder: Path, budget: float, portion: float, say: Callable
         os.replace(file.with_suffix(".tmp"), file)
 
     end = portion * budget
+    if used >= end:
+        say(f"{task.name}: has had its {duration(end)}; more --hours train on")
     began, began_used = time.perf_counter(), used
     logged, saved, clock, sums, count = used, used, _clock(), {}, 0
     while used < end:
         for group in optimizer.param_groups:
             group["lr"] = task.learning_rate * _schedule(step, used / budget)
-        losses = task.losses(np.random.default_rng([step, len(task.name)]))
+        losses = task.losses(np.random.default_rng([step, zlib.crc32(task.name.encode())]))
         optimizer.zero_grad()
         losses["loss"].backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -90,13 +95,11 @@ def train(task: Task, folder: Path, budget: float, portion: float, say: Callable
             curves = " ".join(f"{name} {value:.3f}" for name, value in means.items())
             say(f"{task.name}: step {step}, {used / budget:.1%} of its budget, {duration(left)} left: {curves}")
             if not math.isfinite(means["loss"]):
-                raise RuntimeError(f"{task.name}: the loss is {means['loss']}; the last good state is in {file}")
+                raise RuntimeError(f"{task.name}: the loss is {means['loss']}; delete {file} to train {task.name} anew")
             logged, sums, count = used, {}, 0
-        if used - saved >= SAVE_SECONDS:
-            save()
-            saved = used
-    if used > saved:
-        save()
+            if used - saved >= SAVE_SECONDS or used >= end:
+                save()
+                saved = used
 
 
 def duration(seconds: float) -> str:
