@@ -39,6 +39,7 @@ def export(folder: Path, target: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     voice.to(torch.bfloat16).save_pretrained(scratch)
+    (scratch / "model.safetensors").chmod(0o644)  # transformers keeps it from everyone else
     nano_tokenizer.save(pieces, scratch)
     generation = GENERATION | {"talker_max_new_tokens": 400}
     for name, content in (("generation_config.json", generation), ("preprocessor_config.json", PREPROCESSOR)):
