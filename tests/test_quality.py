@@ -47,7 +47,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"checkpoint": "voice"},
         "chunking": {"initial_frames": 2, "frames": 5, "left_context": 25},
         "optimizations": {"graphs": {"thinker": False, "talker": False, "code2wav": False}},
-        "workload": {"num_prompts": PROMPTS, "concurrency": PROMPTS, "repeats": 1, "warmup": 0, "seed": 3},
+        "workload": {"num_prompts": PROMPTS, "concurrency": PROMPTS, "repeats": 1, "warmup": 0, "seed": 4},
         "sweep": {"rungs": [{"name": "whole", "optimizations": {"async_chunk": False}}, {"name": "chunked"}]},
     }
     (path / "heard.yaml").write_text(json.dumps(experiment), "utf-8")

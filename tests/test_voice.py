@@ -10,7 +10,6 @@ import torch
 from omni_lab import zoo
 from omni_lab.quality.ear import Ear
 from omni_lab.zoo.training import corpus, evaluation, grammar
-from omni_lab.zoo.training.pitch import FRAME
 
 LONGEST = 400
 
@@ -32,19 +31,6 @@ def test_five_sentences_are_understood(reader: evaluation.Reader) -> None:
     score = evaluation.summary(results, LONGEST)
     assert score.word_error_rate <= 10, results
     assert (score.exact_texts, score.too_long) == (5, 0), results
-
-
-def test_generate_needs_no_special_arguments(reader: evaluation.Reader) -> None:
-    """Not told the voice's end id, the Thinker writes padding until transformers' limit: slower, the same speech."""
-    text = corpus.repertoire()[3]
-    ids = reader.encode(text)
-    with torch.no_grad():
-        torch.manual_seed(0)
-        tokens, wave = reader.voice.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-    assert reader.tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True) == text
-    assert 5 * FRAME < wave.numel() < 60 * FRAME
-    heard = evaluation.listen(Ear(), text, text, wave.reshape(-1).float().numpy())
-    assert heard.errors == 0, heard
 
 
 def test_the_listed_sets_are_the_recipes() -> None:
