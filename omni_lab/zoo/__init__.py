@@ -56,7 +56,7 @@ def _build_nano(target: Path) -> None:
     stamp = target / "VERSION"
     if _reads(stamp, VERSION):
         return
-    with _turn(target.parent):
+    with turn(target.parent):
         if _reads(stamp, VERSION):
             return
         for left_over in target.parent.glob(".nano-*"):  # of builds that were killed
@@ -76,11 +76,14 @@ def _build_nano(target: Path) -> None:
 
 
 @contextmanager
-def _turn(directory: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a directory; the system frees it when the process ends, however it ends."""
+def turn(directory: Path, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on a directory; the system frees it when the process ends, however it ends.
+
+    Raises BlockingIOError if somebody else holds it and there shall be no `wait`.
+    """
     handle = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(handle)

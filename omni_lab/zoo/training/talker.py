@@ -28,8 +28,16 @@ DROPPED, SWAPPED = 0.1, 0.05
 says must follow from the text, since its own frames will not be the teacher's."""
 CONSTANT_FRAMES = 24
 """Frames of a batch on which the constant books are trained; they are learned at once."""
-WEIGHTS = {"pitch": 1.0} | {f"fine_{n}": weight for n, weight in enumerate((1.0, 0.8, 0.7, 0.6, 0.5, 0.4), start=1)}
-WEIGHTS["constant"] = 1.0
+WEIGHTS = {
+    "pitch": 1.0,
+    "fine_1": 1.0,
+    "fine_2": 0.8,
+    "fine_3": 0.7,
+    "fine_4": 0.6,
+    "fine_5": 0.5,
+    "fine_6": 0.4,
+    "constant": 1.0,
+}
 """Of the predictor's informative books, of which the finest are nearly noise, and of all constant books together."""
 NORMALIZER = 0.01
 """Weight of the squared logarithm of the softmax's sum. It keeps logits at logarithms of probabilities, so that the

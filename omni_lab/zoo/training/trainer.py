@@ -40,7 +40,7 @@ def train(task: Task, folder: Path, budget: float, portion: float, say: Callable
 
     On a CPU the seconds are the processor's, so that a run with low priority learns as much as one alone. State is
     in FOLDER/NAME.pt, replaced whole; curves are appended to FOLDER/losses.jsonl. Batches follow from the number of
-    the step; a run that was killed goes on from what was saved last, at most SAVE_SECONDS before.
+    the step; a run that was killed goes on from what was saved last, SAVE_SECONDS before or little more.
 
     Raises RuntimeError, before anything is saved, if the loss is not finite.
     """

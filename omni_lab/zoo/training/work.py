@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from omni_lab.core import PipelineError
+from omni_lab.zoo import turn
 
 VERSION = "seven books of spectrum"
 """Another text whenever older work folders are of no more use."""
@@ -30,19 +29,18 @@ def held(work: Path) -> Iterator[None]:
 
     Raises PipelineError if it cannot be made, if another recipe began it, or while another run is in it.
     """
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        handle = os.open(work, os.O_RDONLY)
-    except OSError as error:
-        raise PipelineError(f"--work: {work} cannot be made ({error.strerror}); give a folder to write to") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(turn(work, wait=False))
+        except BlockingIOError:
+            raise PipelineError(f"--work: another run is in {work}; stop it or give another folder") from None
+        except OSError as error:
+            raise PipelineError(
+                f"--work: {work} cannot be made ({error.strerror}); give a folder to write to"
+            ) from None
         _stamp(work)
         yield
-    except BlockingIOError:
-        raise PipelineError(f"--work: another run is in {work}; stop it or give another folder") from None
-    finally:
-        os.close(handle)
 
 
 def check(work: Path, stage: str) -> None:
