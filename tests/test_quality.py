@@ -154,6 +154,7 @@ def test_clicks_need_edges():
         (WHISPER, "Gate B 7 2.", "Gate B72", 2, 4),
         (SPELLED, "Gate B 7 2.", "Gate B72", 0, 2),
         (SPELLED, "At 7.30 sharp.", "At 730 sharp", 0, 3),
+        (SPELLED, "Twelve and a half frames.", "12. And a half frames", 0, 2),
         (SEED_TTS, "Don't, please: wait!", "don't please wait", 0, 3),
         (SEED_TTS, "The colour is grey.", "the color is gray", 2, 4),
         (SEED_TTS, "“Stop” — now…", "stop now", 0, 2),

@@ -78,8 +78,9 @@ def _whisper(text: str) -> str:
 
 
 def _spelled(text: str) -> str:
-    """ "b 7 2", "B72" and "b-7-2" are one word, as are "7.30" and "730"."""
-    plain = " ".join(re.sub(r"(?<=\d)[.:](?=\d)", "", _whisper(text)).split())
+    """ "b 7 2", "B72" and "b-7-2" are one word, as are "7.30" and "730", or "12 and a half" and "twelve and a half"."""
+    halves = re.sub(r"(?<=\d) and a half\b", ".5", _whisper(text))
+    plain = " ".join(re.sub(r"(?<=\d)[.:](?=\d)", "", halves).split())
     return re.sub(r"(?<=\b\w) (?=\w\b)|(?<=\d) (?=\d)|(?<=\b[a-z]) (?=\d)|(?<=\d) (?=[a-z]\b)", "", plain)
 
 
@@ -100,7 +101,8 @@ WHISPER = Definition(
 )
 SPELLED = Definition(
     "spelled",
-    f"{WHISPER.says}, with letters and digits that stand alone written together on both sides (b 7 2 as b72)",
+    f"{WHISPER.says}, with letters and digits that stand alone written together on both sides (b 7 2 as b72), "
+    "and halves behind digits as decimals (12 and a half as 12.5)",
     _spelled,
 )
 SEED_TTS = Definition(
