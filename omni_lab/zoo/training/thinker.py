@@ -18,6 +18,8 @@ COLLAGES, COLLAGE_BATCH = 0.4, 24
 """Share of batches that are words in an order that nobody has read, so that copying is learned and not recalled."""
 AFTER_END = 2
 """Positions behind the end that are trained too: transformers goes on there when it is not told the voice's end id."""
+LONG_TAILS, LONG_TAIL_BATCH, LONG_TAIL = 0.1, 3, 1024
+"""Share of batches, and answers of one, that are followed as far as transformers goes by default."""
 
 
 class ThinkerTask:
@@ -39,9 +41,12 @@ class ThinkerTask:
             lessons = [self.library.collage(chance) for _ in range(COLLAGE_BATCH)]
         else:
             lessons = [(lesson.text, lesson.answer) for lesson in self.library.draw(chance, FRAMES)]
+        tail = AFTER_END
+        if chance.random() < LONG_TAILS:
+            lessons, tail = lessons[:LONG_TAIL_BATCH], LONG_TAIL
         for text, answer in lessons:
             question = self.library.encode("".join(prompts.draw(text, chance)) + prompts.ANSWER)
-            rows.append(question + answer + [END] + [PAD] * AFTER_END)
+            rows.append(question + answer + [END] + [PAD] * tail)
             marks.append(len(question) - 1)
         width = max(map(len, rows))
         device = self.network["head"].weight.device
