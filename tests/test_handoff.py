@@ -9,7 +9,7 @@ import torch
 
 from omni_lab.core import CLIENT, Payload, Sampling
 from omni_lab.engine.clock import OTHER, SLOT, PhaseTimer
-from omni_lab.engine.output import AsyncOutput, SyncOutput
+from omni_lab.engine.output import KEPT, AsyncOutput, SyncOutput
 from omni_lab.engine.stage import Emission, Sequence
 from omni_lab.pipeline.handoff import ChunkedHandoff, WholeHandoff, chunk_sizes
 
@@ -23,10 +23,16 @@ def frames(owner: Sequence, start: int, count: int = 1, final: bool = False, tar
     return Emission(owner, target, {"codes": codes} if count else {}, final, "stop" if final else None)
 
 
+def push(handoff: ChunkedHandoff, emission: Emission) -> Payload | None:
+    """As the output path does."""
+    emission.due = handoff.count(emission)
+    return handoff.push(emission, 1)
+
+
 def stream(handoff: ChunkedHandoff, total: int) -> list[Payload]:
     owner = sequence()
     emissions = [frames(owner, index, final=index == total - 1) for index in range(total)]
-    return [payload for emission in emissions if (payload := handoff.push(emission, 1))]
+    return [payload for emission in emissions if (payload := push(handoff, emission))]
 
 
 @pytest.mark.parametrize(
@@ -55,15 +61,15 @@ def test_a_whole_payload_comes_at_the_end_and_the_client_does_not_wait() -> None
     (payload,) = stream(handoff, 30)
     assert payload.final and payload.index == 0 and len(payload.tensors["codes"]) == 30
     owner = sequence()
-    client = [handoff.push(frames(owner, index, target=CLIENT), 1) for index in range(3)]
+    client = [push(handoff, frames(owner, index, target=CLIENT)) for index in range(3)]
     assert [payload.index for payload in client] == [0, 1, 2]
 
 
 def test_an_end_without_rows_is_a_payload_of_its_own() -> None:
     handoff, owner = ChunkedHandoff("talker", {"code2wav": (2,)}), sequence()
-    handoff.push(frames(owner, 0), 1)
-    assert handoff.push(frames(owner, 1), 1).tensors["codes"].shape == (2, 16)
-    end = handoff.push(frames(owner, 2, 0, final=True), 1)
+    push(handoff, frames(owner, 0))
+    assert push(handoff, frames(owner, 1)).tensors["codes"].shape == (2, 16)
+    end = push(handoff, frames(owner, 2, 0, final=True))
     assert end.final and end.tensors == {} and end.index == 1 and end.finish_reason == "stop"
     assert not handoff.streams
 
@@ -71,10 +77,10 @@ def test_an_end_without_rows_is_a_payload_of_its_own() -> None:
 def test_requests_do_not_mix_and_a_dropped_one_is_forgotten() -> None:
     handoff = ChunkedHandoff("talker", {"code2wav": (2,)})
     one, two = sequence("one"), sequence("two")
-    assert handoff.push(frames(one, 0), 1) is None and handoff.push(frames(two, 10), 1) is None
+    assert push(handoff, frames(one, 0)) is None and push(handoff, frames(two, 10)) is None
     handoff.drop("one")
-    assert handoff.push(frames(two, 11), 1).tensors["codes"][:, 0].tolist() == [10, 11]
-    assert handoff.push(frames(one, 5), 1) is None
+    assert push(handoff, frames(two, 11)).tensors["codes"][:, 0].tolist() == [10, 11]
+    assert push(handoff, frames(sequence("one"), 5)) is None
 
 
 @pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
@@ -92,6 +98,34 @@ def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
     path.drain()
     assert [payload.tensors["codes"][0, 0].item() for payload in sent] == list(range(50))
     assert [payload.produced_ns for payload in sent] == list(range(50))
+    path.close()
+
+
+def test_the_builder_of_an_async_output_sleeps_until_a_payload_is_due() -> None:
+    sent: list[Payload] = []
+    handoff = ChunkedHandoff("talker", {"code2wav": (4,)})
+    path = AsyncOutput(handoff, lambda pairs: sent.extend(p for _, p in pairs), PhaseTimer())
+    owner, buffer = sequence(), torch.zeros(1, 16, dtype=torch.int64)
+    for step in range(7):
+        buffer.fill_(step)
+        path.emit([Emission(owner, "code2wav", {"codes": buffer})], step)
+        if step == 2:
+            assert len(path.kept) == 3 and not handoff.streams
+    path.drain()
+    assert [payload.tensors["codes"][:, 0].tolist() for payload in sent] == [[0, 1, 2, 3]] and len(path.kept) == 3
+    path.drop("r")
+    path.drain()
+    assert not path.kept and not handoff.streams
+    path.close()
+
+
+def test_steps_that_complete_nothing_do_not_pile_up() -> None:
+    path = AsyncOutput(WholeHandoff("talker", {"code2wav": (4, 25)}), lambda pairs: None, PhaseTimer())
+    owner, most = sequence(), 0
+    for step in range(40):
+        path.emit([frames(owner, step)], step)
+        most = max(most, len(path.kept))
+    assert most < KEPT
     path.close()
 
 

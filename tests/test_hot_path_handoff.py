@@ -25,6 +25,7 @@ from omni_lab.metrics.records import ChunkRow
 from omni_lab.pipeline.handoff import ChunkedHandoff, PrefixHandoff
 from omni_lab.pipeline.packing import Tensors, deserialize, mark_new, only_new, serialize
 from tests.pipelines import Answer, answers, ask, experiment
+from tests.test_handoff import push
 from tests.test_pipeline import INLINE, request, sampled
 
 PREFIX_ALL = "optimizations.hot_path.decode_only_handoff=false"
@@ -129,13 +130,13 @@ def test_a_blob_gives_back_what_was_put_in(tensors: Tensors) -> None:
 def test_the_receiver_of_a_prefix_takes_each_row_and_each_empty_tensor_once() -> None:
     handoff = PrefixHandoff("thinker", {"talker": (2,)})
     plain = ChunkedHandoff("thinker", {"talker": (2,)})
-    owner = Sequence("r", Sampling(), {}, ("talker",), {})
+    owners = [Sequence("r", Sampling(), {}, ("talker",), {}) for _ in range(2)]
     for step in range(7):
         tensors = {"ids": torch.tensor([step])} if step < 6 else {}
         if step == 0:
             tensors |= {"user": torch.zeros(0, dtype=torch.int64), "positions": torch.arange(6).view(2, 3)}
-        emissions = [Emission(owner, "talker", dict(tensors), step == 6) for _ in range(2)]
-        repeated, new = (sender.push(emission, 1) for sender, emission in zip((handoff, plain), emissions, strict=True))
+        emissions = [Emission(owner, "talker", dict(tensors), step == 6) for owner in owners]
+        repeated, new = map(push, (handoff, plain), emissions)
         assert (repeated is None) == (new is None)
         if new:
             taken = only_new(repeated.tensors)

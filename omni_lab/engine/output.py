@@ -15,12 +15,14 @@ from omni_lab.engine.stage import Emission
 
 
 class Handoff(Protocol):
-    """Decides when emissions become a payload (see pipeline/handoff.py).
+    """Decides when emissions become a payload (see pipeline/handoff.py): the step loop asks with `count`, in order.
 
     `streams` are those that have begun and not ended.
     """
 
     streams: dict
+
+    def count(self, emission: Emission) -> bool: ...
 
     def push(self, emission: Emission, produced_ns: int) -> Payload | None: ...
 
@@ -29,6 +31,17 @@ class Handoff(Protocol):
 
 Send = Callable[[list[tuple[Emission, Payload]]], None]
 """Takes all payloads of a step, each with the emission that completed it."""
+
+
+Kept = tuple[list[Block], list[Emission], int]
+"""What is left of a step for the output path: copies of its tensors, its emissions, when they were produced."""
+
+
+def snapshot(handoff: Handoff, emissions: list[Emission], produced_ns: int) -> Kept:
+    """Mark the emissions that complete a payload, and copy their tensors before a later step overwrites them."""
+    for emission in emissions:
+        emission.due = handoff.count(emission)
+    return gather(emissions), emissions, produced_ns
 
 
 class SyncOutput:
@@ -45,11 +58,11 @@ class SyncOutput:
         self.counters: dict[str, int] = {}
 
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
-        self.build(gather(emissions), emissions, produced_ns)
+        self.build(*snapshot(self.handoff, emissions, produced_ns))
 
-    def build(self, snapshot: list[Block], emissions: list[Emission], produced_ns: int) -> None:
-        """Send the payloads that these emissions, whose tensors are in the snapshot, complete."""
-        scatter(snapshot, emissions)
+    def build(self, blocks: list[Block], emissions: list[Emission], produced_ns: int) -> None:
+        """Send the payloads that these emissions, whose tensors are in the blocks, complete."""
+        scatter(blocks, emissions)
         emissions = [emission for emission in emissions if not emission.sequence.aborted]
         pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
         if payloads := [(emission, payload) for emission, payload in pushed if payload is not None]:
@@ -67,10 +80,15 @@ class SyncOutput:
         """Nothing to let go of."""
 
 
+KEPT = 8
+"""Steps that wait for the builder at most while no payload is due."""
+
+
 class AsyncOutput:
     """A snapshot is taken inside the step; one persistent builder thread builds and sends beside the next.
 
-    The order of emissions is kept. At most `depth` steps wait for the builder; beyond that the step loop
+    The builder is woken when a payload is due (or KEPT steps have come together): it takes Python's lock from the step
+    loop. The order of emissions is kept. At most `depth` jobs wait for the builder; beyond that the step loop
     waits, so a slow target slows its source instead of filling the memory. An error of the builder is raised
     in the step loop at its next emission. `timer` is the step loop's; the builder has one of its own and counts what
     it did beside the steps.
@@ -80,6 +98,7 @@ class AsyncOutput:
         self.timer = timer
         self.beside = PhaseTimer()
         self.inside = SyncOutput(handoff, send, self.beside)
+        self.kept: list[Kept] = []
         self.jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(depth)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._build, name="output-builder", daemon=True)
@@ -87,24 +106,36 @@ class AsyncOutput:
 
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
         self._raise()
-        if emissions:
-            self._put(partial(self.inside.build, gather(emissions), emissions, produced_ns))
+        if not emissions:
+            return
+        self.kept.append(snapshot(self.inside.handoff, emissions, produced_ns))
+        if len(self.kept) == KEPT or any(emission.due for emission in emissions):
+            self._flush()
 
     @property
     def counters(self) -> dict[str, int]:
         return {"beside_ns": self.beside.totals[PAYLOAD] + self.beside.totals[SEND]}
 
     def drop(self, request_id: str) -> None:
+        self._flush()
         self._put(partial(self.inside.drop, request_id))
 
     def drain(self) -> None:
-        """Wait until everything emitted so far is sent."""
+        """Wait until every payload that is due is sent."""
         self.jobs.join()
         self._raise()
 
     def close(self) -> None:
         self.jobs.put(None)
         self.thread.join(timeout=10.0)
+
+    def _flush(self) -> None:
+        kept, self.kept = self.kept, []
+        self._put(partial(self._build_all, kept))
+
+    def _build_all(self, kept: list[Kept]) -> None:
+        for step in kept:
+            self.inside.build(*step)
 
     def _put(self, job: Callable[[], None]) -> None:
         try:

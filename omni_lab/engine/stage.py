@@ -10,9 +10,18 @@ import torch
 from omni_lab.core import Payload, Sampling
 
 
+@dataclass(slots=True)
+class Filling:
+    """A payload that is not complete yet: the rows it has, and its number in its stream."""
+
+    rows: int = 0
+    index: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request inside one stage. `state` belongs to the stage, `row` and `steps` to the scheduler.
+    """One request inside one stage. `state` belongs to the stage, `row` and `steps` to the scheduler, `filling` (by
+    target) to the hand-off.
 
     `targets` are the outputs this request wants of the stage (other stages, or the client); `routes` the
     replica that serves the request in each stage. A generation stage leaves a `held` one out of its steps; what an
@@ -27,6 +36,7 @@ class Sequence:
     state: Any = None
     row: int = -1
     steps: int = 0
+    filling: dict[str, Filling] = field(default_factory=dict)
     finished: bool = False
     held: bool = False
     aborted: bool = False
@@ -36,7 +46,8 @@ class Sequence:
 class Emission:
     """What one step made for one target of one sequence: tensors whose first dimension is rows in time.
 
-    `final` ends the stream to this target; `reason` then says why the stage stopped ("stop", "length").
+    `final` ends the stream to this target; `reason` then says why the stage stopped ("stop", "length"). `due` is set by
+    the output path: the emission completes a payload.
     """
 
     sequence: Sequence
@@ -44,6 +55,7 @@ class Emission:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     final: bool = False
     reason: str | None = None
+    due: bool = False
 
 
 class Stage(Protocol):

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 
 from omni_lab.core import CLIENT, Payload
-from omni_lab.engine.stage import Emission
+from omni_lab.engine.stage import Emission, Filling
 from omni_lab.pipeline.packing import Tensors, as_rows, mark_new
 
 
@@ -18,7 +18,6 @@ class Stream:
     """What one request has emitted to one target and not yet handed over; `sent` is kept by who sends it again."""
 
     pending: list[Tensors] = field(default_factory=list)
-    rows: int = 0
     index: int = 0
     sent: Tensors = field(default_factory=dict)
 
@@ -26,7 +25,7 @@ class Stream:
 class ChunkedHandoff:
     """Rows go over as they come, in chunks whose k-th size is `sizes(target)[k]`; the last size repeats.
 
-    The client gets every emission at once: it waits for nothing. `pack` is how the tensors of a payload travel to
+    A target without sizes gets every emission at once. `pack` is how the tensors of a payload travel to
     another stage (see packing.py).
     """
 
@@ -38,14 +37,25 @@ class ChunkedHandoff:
         self.pack = pack
         self.streams: dict[tuple[str, str], Stream] = {}
 
+    def count(self, emission: Emission) -> bool:
+        """Count the rows of an emission; whether it completes a payload."""
+        filling = emission.sequence.filling.get(emission.target)
+        if filling is None:
+            filling = emission.sequence.filling[emission.target] = Filling()
+        filling.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
+        if not emission.final and filling.rows < self._size(emission.target, filling.index):
+            return False
+        filling.rows = 0
+        filling.index += 1
+        return True
+
     def push(self, emission: Emission, produced_ns: int) -> Payload | None:
-        """Add an emission; the payload that it completes, or None while the chunk is still filling."""
+        """Add a counted emission; the payload if one is due, or None while the chunk is still filling."""
         key = (emission.sequence.request_id, emission.target)
         stream = self.streams.get(key)
         if stream is None:
             stream = self.streams[key] = Stream()
-        stream.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
-        if not emission.final and stream.rows < self._size(emission.target, stream.index):
+        if not emission.due:
             stream.pending.append(emission.tensors)
             return None
         tensors = merge([*stream.pending, emission.tensors]) if stream.pending else emission.tensors
@@ -65,7 +75,6 @@ class ChunkedHandoff:
             del self.streams[key]
         else:
             stream.index += 1
-            stream.rows = 0
             stream.pending.clear()
         return payload
 
@@ -87,7 +96,7 @@ class WholeHandoff(ChunkedHandoff):
     """The whole payload goes over when the stage is done with the request; the client still gets a stream."""
 
     def _size(self, target: str, index: int) -> int:
-        return 1 if target == CLIENT else 1 << 62
+        return super()._size(target, index) if target == CLIENT else 1 << 62
 
 
 class PrefixHandoff(ChunkedHandoff):
