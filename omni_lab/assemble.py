@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from omni_lab import zoo
-from omni_lab.core import PipelineSpec, StageSpec
+from omni_lab.core import CLIENT, PipelineSpec, StageSpec
 from omni_lab.experiment import Experiment
 from omni_lab.families import qwen3_omni
 from omni_lab.families.plan import StagePlan
@@ -91,7 +91,10 @@ def plan_stage(
     toggles, chunking = experiment.optimizations, experiment.chunking
     hot_path = toggles.hot_path
     config = stage_config(experiment, stage)
-    frames = chunk_sizes(chunking.initial_frames, chunking.frames, chunking.ramp)
+    sizes = {
+        "thinker": dict.fromkeys(("talker", CLIENT), tuple(chunking.text_tokens)),
+        "talker": {"code2wav": chunk_sizes(chunking.initial_frames, chunking.frames, chunking.ramp)},
+    }
     device = config.device
     return StagePlan(
         checkpoint=checkpoint,
@@ -105,7 +108,7 @@ def plan_stage(
         step_tokens=STEP_TOKENS[stage.kind],
         cache_bytes=config.kv_cache_bytes,
         handoff="chunked" if toggles.async_chunk else "whole",
-        chunk_sizes={target: frames for target in spec.outputs(stage.name) if target == "code2wav"},
+        chunk_sizes=sizes.get(stage.name, {}),
         left_context=chunking.left_context,
         output="async" if toggles.async_output else "sync",
         threads=THREADS,

@@ -115,13 +115,18 @@ class StageConfig(Settings):
 
 
 class ChunkingConfig(Settings):
-    """Codec frames of the first chunk, of every later one, and of the left context decoded again with each."""
+    """What is handed over at once: codec frames of the first chunk, of every later one, and of the left context decoded
+    again with each; text tokens.
+    """
 
     initial_frames: PositiveInt = 4
     frames: PositiveInt = 25
     left_context: PositiveInt = 25
     ramp: Annotated[list[PositiveInt], Field(min_length=1)] | None = Field(
         None, description="frames of the first chunks, one after the other, instead of initial_frames"
+    )
+    text_tokens: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
+        [1], description="tokens of the Thinker's hand-offs to Talker and client, one after the other; the last repeats"
     )
 
 

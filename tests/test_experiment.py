@@ -69,6 +69,7 @@ WRONG = {
     "frames": ("name: x\nchunking: {frames: -1}", ["chunking.frames", "at least 1"]),
     "left_context": ("name: x\nchunking: {left_context: 0}", ["chunking.left_context", "at least 1"]),
     "ramp_empty": ("name: x\nchunking: {ramp: []}", ["chunking.ramp", "at least 1 item"]),
+    "text_tokens_empty": ("name: x\nchunking: {text_tokens: []}", ["chunking.text_tokens", "at least 1 item"]),
     "ramp_zero": ("name: x\nchunking: {ramp: [4, 0]}", ["chunking.ramp.1", "at least 1"]),
     "concurrency": ("name: x\nworkload: {concurrency: [1, 0]}", ["workload.concurrency.1", "at least 1"]),
     "concurrency_twice": ("name: x\nworkload: {concurrency: [4, 4]}", ["workload.concurrency", "different"]),
@@ -260,7 +261,13 @@ def test_defaults_are_those_of_the_contract(tmp_path: Path) -> None:
     assert experiment.workload.loads == [1, 16, 32, 64]
     assert [experiment.workload.prompts(load) for load in experiment.workload.loads] == [64] * 4
     assert experiment.optimizations.graphs == {"thinker": True, "talker": True, "code2wav": True}
-    assert experiment.chunking.model_dump() == {"initial_frames": 4, "frames": 25, "left_context": 25, "ramp": None}
+    assert experiment.chunking.model_dump() == {
+        "initial_frames": 4,
+        "frames": 25,
+        "left_context": 25,
+        "ramp": None,
+        "text_tokens": [1],
+    }
 
 
 def test_arrivals_are_open_loop(tmp_path: Path) -> None:

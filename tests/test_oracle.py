@@ -95,8 +95,9 @@ def test_transformers_answers_in_two_workers(nano, oracle: list[OracleCase]) -> 
         ["optimizations.async_output=false"],
         ["chunking.initial_frames=1", "chunking.frames=3"],
         ["chunking.ramp=[2,5,9]"],
+        ["chunking.text_tokens=[1,2,4]"],
     ],
-    ids=["one at a time", "replicas", "sync output", "small chunks", "ramp"],
+    ids=["one at a time", "replicas", "sync output", "small chunks", "ramp", "text chunks"],
 )
 def test_no_option_changes_the_answer(nano, oracle: list[OracleCase], overrides: list[str]) -> None:
     setup = experiment(nano, "executor=inline", "connector=in_process", *WHOLE_FIELD, *overrides)

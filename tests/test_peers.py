@@ -105,6 +105,7 @@ def test_dry_run_shows_every_command(nano: Path, capsys: pytest.CaptureFixture[s
         ("optimizations.hot_path.linear_positions=false", "optimizations.hot_path.linear_positions: expected true"),
         ("stages.thinker.engine=vllm", "stages.thinker.engine: expected torch"),
         ("chunking.ramp=[2,4]", "chunking.ramp: expected null"),
+        ("chunking.text_tokens=[1,4]", "chunking.text_tokens: expected [1]"),
         ("profile.enabled=true", "profile.enabled: expected false with target vllm-omni"),
         ("target=vllm", "target: expected 'pipeline', 'server' or 'vllm-omni', got \"vllm\""),
     ],

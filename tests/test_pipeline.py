@@ -27,7 +27,7 @@ from omni_lab.core import (
     TextDelta,
     Unavailable,
 )
-from omni_lab.pipeline.orchestrator import Pipeline
+from omni_lab.pipeline.orchestrator import Measured, Pipeline
 from tests.pipelines import answers, ask, ask_all, experiment
 
 INLINE = ("executor=inline", "connector=in_process")
@@ -55,8 +55,9 @@ def workers_at_rest(pipeline: Pipeline) -> bool:
     workers = pipeline.executor.workers
     schedulers = [worker.scheduler for worker in workers]
     held = [getattr(s, name) for s in schedulers for name in ("waiting", "running", "sequences") if hasattr(s, name)]
-    streams = [getattr(worker.output, "inside", worker.output).handoff.streams for worker in workers]
-    return not any(held) and not any(worker.sequences for worker in workers) and not any(streams)
+    emitted = [getattr(worker.output, "inside", worker.output).handoff.streams for worker in workers]
+    emitted += [getattr(worker.output, "kept", []) for worker in workers]
+    return not any(held) and not any(worker.sequences for worker in workers) and not any(emitted)
 
 
 def test_text_only_requests_never_touch_the_speaking_stages(nano: Path) -> None:
@@ -206,6 +207,22 @@ def test_text_arrives_before_speech_and_audio_before_the_end_of_speech(nano: Pat
     kinds = [type(event) for event in asyncio.run(run())]
     assert kinds[0] is TextDelta and kinds[-1] is Finished and kinds.count(AudioChunk) == 4
     assert kinds.index(AudioChunk) < len(kinds) - 4
+
+
+@pytest.mark.parametrize("output", ["true", "false"], ids=["async output", "sync output"])
+def test_text_goes_over_in_the_sizes_asked_for(nano: Path, output: str) -> None:
+    toggles = (f"optimizations.async_output={output}", "chunking.text_tokens=[1, 2, 4]")
+    setup = experiment(nano, *INLINE, *toggles)
+
+    async def run() -> tuple[list[int], Measured]:
+        async with open_pipeline(setup) as pipeline:
+            events = [event async for event in pipeline.generate(request(frames=30, text=20))]
+            shown = [len(event.token_ids) for event in events if isinstance(event, TextDelta)]
+            return shown, await pipeline.take_records()
+
+    shown, measured = asyncio.run(run())
+    handed = [row.frames for row in measured.chunks if row.edge == "thinker->talker"]
+    assert shown == [1, 2, 4, 4, 4, 4, 1] and handed == [1, 2, 4, 4, 4, 4, 0]
 
 
 def test_replicas_share_the_requests(nano: Path) -> None:

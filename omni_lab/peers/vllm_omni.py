@@ -48,6 +48,7 @@ def without_counterpart(experiment: Experiment) -> list[str]:
     stated = {
         "optimizations.stateful_code2wav": (toggles.stateful_code2wav, False),
         "chunking.ramp": (experiment.chunking.ramp, None),
+        "chunking.text_tokens": (experiment.chunking.text_tokens, [1]),
         **{f"optimizations.hot_path.{name}": (value, True) for name, value in hot_path.model_dump().items()},
     }
     reasons = [

@@ -26,6 +26,7 @@ TOLD = {
     "chunking.initial_frames": "codec frames of the first chunk, if there is no ramp",
     "chunking.frames": "codec frames of every later chunk",
     "chunking.ramp": "codec frames of the first chunks, such as 4, 8, 16; empty: no ramp",
+    "chunking.text_tokens": "text tokens of the Thinker's hand-offs, such as 1, 1, 2, 4, 8; the last repeats",
     "stages.*.replicas": "workers of the stage",
     "workload.concurrency": "requests in flight, such as 1, 16: a cell for each",
     "workload.num_prompts": "requests of a cell: one number, or one for each cell",
@@ -39,6 +40,7 @@ GROUPS = {
     "Between stages": ("optimizations.async_chunk", "optimizations.async_output", "optimizations.stateful_code2wav"),
     "Hot path": ("optimizations.hot_path.",),
     "Chunks, in codec frames": ("chunking.initial_frames", "chunking.frames", "chunking.ramp"),
+    "Chunks, in text tokens": ("chunking.text_tokens",),
     "Replicas": ("stages.thinker.replicas", "stages.talker.replicas", "stages.code2wav.replicas"),
     "Load": ("workload.concurrency", "workload.num_prompts", "workload.repeats"),
 }
