@@ -131,10 +131,12 @@ def test_captured_steps_go_with_the_other_toggles(nano: Path, cases: list[Oracle
     assert measured.counters["talker_r0"]["graph_replays"] > 20 and not measured.counters["talker_r0"]["eager_steps"]
 
 
-def test_a_seeded_request_is_the_same_captured_and_eager(nano: Path, cases: list[OracleCase]) -> None:
+def test_a_request_is_the_same_captured_and_eager_alone_and_beside_others(nano: Path, cases: list[OracleCase]) -> None:
+    """Greedy and seeded ones: a batch in which all rows are greedy has a graph of its own."""
     requests = [dataclasses.replace(case.request, sampling=SAMPLED) for case in cases[:6]]
+    requests += [dataclasses.replace(case.request, id=f"{case.request.id}-greedy") for case in cases[:3]]
     (eager,), _ = answers(experiment(nano, *INLINE), requests)
-    (alone, together), measured = answers(experiment(nano, CAPTURED, *INLINE), requests, (1, 6))
+    (alone, together), measured = answers(experiment(nano, CAPTURED, *INLINE), requests, (1, len(requests)))
     assert measured.counters["talker_r0"]["graph_replays"] > 20
     for one, two, three in zip(eager, alone, together, strict=True):
         assert one.text_ids == two.text_ids == three.text_ids

@@ -133,14 +133,10 @@ class ResidualPick:
         chosen = draw_residual(logits, self.top_k, self.top_p, self.uniforms[:, column : column + 1])
         return chosen if self.greedy is None else torch.where(self.greedy, logits.argmax(-1), chosen)
 
-    def tensors(self, rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """`uniforms` and `greedy` written out for `rows` rows, as a captured step takes them."""
-        uniforms = (
-            torch.zeros(rows, columns, dtype=torch.float64, device=device) if self.uniforms is None else self.uniforms
-        )
-        if self.greedy is not None:
-            return uniforms, self.greedy
-        return uniforms, torch.full((rows,), self.uniforms is None, device=device)
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`uniforms` and `greedy` of rows that draw, as a captured step takes them."""
+        uniforms, greedy = self.uniforms, self.greedy
+        return uniforms, torch.zeros_like(uniforms[:, 0], dtype=torch.bool) if greedy is None else greedy
 
 
 def draw(

@@ -70,7 +70,7 @@ def build_stage(plan: StagePlan, clock: StepClock) -> Built:
 def _thinker(
     plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
 ) -> Built:
-    from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode, choose_step, traced_decode
+    from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode, choose_step
     from omni_lab.families.qwen3_omni.thinker import ThinkerStage
     from omni_lab.models.qwen3_omni.audio_tower import AudioTower
     from omni_lab.models.qwen3_omni.thinker import Thinker
@@ -84,7 +84,7 @@ def _thinker(
     load_weights(directory, slots, ("thinker.",))
     network.prepare()
     cache, rows = _cache(plan, config.thinker.text, dtype, device)
-    decode, graphs = choose_step(plan, EagerDecode(network, cache), traced_decode, CapturedDecode, rows)
+    decode, graphs = choose_step(plan, EagerDecode(network, cache), CapturedDecode, rows)
     state = ROWS[plan.state](rows, device, network.decoder.rotation.axes)
     stage = ThinkerStage(
         config, network, audio_tower, vision_tower, cache, decode, state, plan.max_length, device, clock
@@ -110,7 +110,7 @@ def _vllm_thinker(plan: StagePlan, config: OmniConfig, clock: StepClock) -> Buil
 def _talker(
     plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
 ) -> Built:
-    from omni_lab.families.qwen3_omni.steps import CapturedFrame, EagerFrame, choose_step, traced_frame
+    from omni_lab.families.qwen3_omni.steps import CapturedFrame, EagerFrame, choose_step
     from omni_lab.families.qwen3_omni.talker import TalkerStage
     from omni_lab.models.qwen3_omni.rotary import LinearRotation, MultimodalRotation
     from omni_lab.models.qwen3_omni.talker import Talker
@@ -127,7 +127,7 @@ def _talker(
     network.prepare()
     cache, rows = _cache(plan, config.talker.text, dtype, device)
     state = ROWS[plan.state](rows, device, rotation.axes, config.talker.text.hidden_size, dtype)
-    frame, graphs = choose_step(plan, EagerFrame(network, cache), traced_frame, CapturedFrame, rows)
+    frame, graphs = choose_step(plan, EagerFrame(network, cache), CapturedFrame, rows)
     stage = TalkerStage(network, cache, frame, state, plan.max_length, device, clock)
     return Built(stage, rows, _facts(slots, rows) | graphs)
 
@@ -157,21 +157,22 @@ def _code2wav(
 def graph_names(plan: StagePlan) -> list[tuple[str, int]]:
     """(name, smallest batch) of each graph that a plan's captured step needs on a CPU."""
     from omni_lab.engine.compiled import sizes
+    from omni_lab.families.qwen3_omni.steps import TRACES
     from omni_lab.families.qwen3_omni.vocoder_steps import pass_names
 
     if plan.stage == "code2wav":
         return [(name, 1) for name in pass_names(plan)]
-    return [(plan.stage, size) for size in sizes(plan.rows)]
+    return [(name, size) for name in TRACES[plan.stage] for size in sizes(plan.rows)]
 
 
 def traced_step(built: Built, name: str) -> TracedStep | TracedPass:
     """The step of a stage that was built without graphs, to be compiled; `name` is one of `graph_names`."""
-    from omni_lab.families.qwen3_omni.steps import traced_decode, traced_frame
+    from omni_lab.families.qwen3_omni.steps import TRACES
     from omni_lab.families.qwen3_omni.vocoder_steps import traced_pass
 
     if built.stage.name == "code2wav":
         return traced_pass(built.stage.vocoder.network, built.rows, name)
-    trace = {"thinker": traced_decode, "talker": traced_frame}[built.stage.name]
+    trace = TRACES[built.stage.name][name]
     return trace(built.stage.network, built.stage.cache, built.rows)
 
 

@@ -98,14 +98,18 @@ class EagerFrame:
 
 
 class CapturedFrame:
-    """One Talker frame, its fifteen residual codes and their draws included, as a replay of one graph."""
+    """One Talker frame, its fifteen residual codes included, as a replay of one graph.
 
-    def __init__(self, graphs: Graphs, eager: EagerFrame) -> None:
-        self.graphs = graphs
+    The draws of a frame take a sixth of it, so a batch in which all rows are greedy has a graph without them.
+    """
+
+    def __init__(self, drawn: Graphs, greedy: Graphs, eager: EagerFrame) -> None:
+        self.drawn = drawn
+        self.greedy = greedy
         self.eager = eager
         self.counters = eager.counters
         self.counters["graph_replays"] = 0
-        self.width = graphs.width
+        self.width = drawn.width
 
     def __call__(
         self,
@@ -117,8 +121,11 @@ class CapturedFrame:
         end: int,
         pick: ResidualPick,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        draws = pick.tensors(len(tokens), self.eager.network.config.code_groups, tokens.device)
-        outputs = self.graphs.run(end, hidden, tokens, text, positions, lengths, *draws)
+        batch = hidden, tokens, text, positions, lengths
+        if pick.uniforms is None:
+            outputs = self.greedy.run(end, *batch)
+        else:
+            outputs = self.drawn.run(end, *batch, *pick.tensors())
         if outputs is None:
             return self.eager(hidden, tokens, text, positions, lengths, end, pick)
         self.counters["graph_replays"] += 1
@@ -129,7 +136,6 @@ class CapturedFrame:
 def choose_step(
     plan: StagePlan,
     eager: EagerDecode | EagerFrame,
-    trace: Callable[[Any, KVCache, int], TracedStep],
     captured: type[CapturedDecode | CapturedFrame],
     rows: int,
 ) -> tuple[EagerDecode | EagerFrame | CapturedDecode | CapturedFrame, dict[str, str]]:
@@ -137,11 +143,11 @@ def choose_step(
     if plan.step == "eager":
         return eager, {}
     try:
-        traced = trace(eager.network, eager.cache, rows)
-        graphs = CudaGraphs(traced) if plan.device.startswith("cuda") else open_graphs(plan, traced)
+        steps = [trace(eager.network, eager.cache, rows) for trace in TRACES[plan.stage].values()]
+        graphs = [CudaGraphs(step) if plan.device.startswith("cuda") else open_graphs(plan, step) for step in steps]
     except GraphRefused as refused:
         return eager, {"graphs": str(refused)}
-    return captured(graphs, eager), {"graphs": CAPTURED}
+    return captured(*graphs, eager), {"graphs": CAPTURED}
 
 
 def open_graphs(plan: StagePlan, traced: TracedStep) -> CompiledGraphs:
@@ -176,8 +182,7 @@ def traced_decode(network: Thinker, cache: KVCache, rows: int) -> TracedStep:
 
 
 def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
-    """The Talker's frame for capture, for at most `rows` rows."""
-    axes = network.decoder.rotation.axes
+    """The Talker's frame for capture, for at most `rows` rows: greedy ones, and ones that draw."""
 
     def function(
         parts: tuple[Talker, KVCache],
@@ -196,14 +201,50 @@ def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
         return network.frame(hidden, tokens, text, positions, lengths, cache.over(lines), window.shape[0], pick)
 
     def example(count: int) -> tuple[torch.Tensor, ...]:
-        draw = torch.Generator().manual_seed(0)
-        size, groups, head = network.config.text.hidden_size, network.config.code_groups, network.head
-        hidden, text = torch.randn(2, count, size, generator=draw).to(head)
-        uniforms = torch.rand(count, groups, generator=draw, dtype=torch.float64).to(head.device)
+        head, draw = network.head, torch.Generator().manual_seed(1)
+        uniforms = torch.rand(count, network.config.code_groups, generator=draw, dtype=torch.float64).to(head.device)
         greedy = torch.arange(count, device=head.device) % 2 == 0
-        return hidden, _tokens(head, count), text, *_places(cache, count, axes), uniforms, greedy
+        return *_frame_example(network, cache, count), uniforms, greedy
 
     return _traced("talker", (network, cache.over(())), function, example, cache.lines, cache, rows)
+
+
+def traced_greedy_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
+    """The Talker's frame for capture, for at most `rows` rows, all of them greedy."""
+
+    def function(
+        parts: tuple[Talker, KVCache],
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        text: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        window: torch.Tensor,
+        *lines: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        network, cache = parts
+        pick = ResidualPick(RESIDUAL_TOP_K, RESIDUAL_TOP_P)
+        return network.frame(hidden, tokens, text, positions, lengths, cache.over(lines), window.shape[0], pick)
+
+    def example(count: int) -> tuple[torch.Tensor, ...]:
+        return _frame_example(network, cache, count)
+
+    return _traced("talker_greedy", (network, cache.over(())), function, example, cache.lines, cache, rows)
+
+
+TRACES = {
+    "thinker": {"thinker": traced_decode},
+    "talker": {"talker": traced_frame, "talker_greedy": traced_greedy_frame},
+}
+"""The steps that are captured of each stage, by the names of their graphs, in the order in which the captured step
+takes them."""
+
+
+def _frame_example(network: Talker, cache: KVCache, count: int) -> tuple[torch.Tensor, ...]:
+    """Hidden states, codes, text rows, positions and lengths of `count` rows."""
+    head, draw = network.head, torch.Generator().manual_seed(0)
+    hidden, text = torch.randn(2, count, network.config.text.hidden_size, generator=draw).to(head)
+    return hidden, _tokens(head, count), text, *_places(cache, count, network.decoder.rotation.axes)
 
 
 def _traced(
