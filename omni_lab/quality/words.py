@@ -79,8 +79,8 @@ def _whisper(text: str) -> str:
 
 def _spelled(text: str) -> str:
     """ "b 7 2", "B72" and "b-7-2" are one word, as are "7.30" and "730", or "12 and a half" and "twelve and a half"."""
-    halves = re.sub(r"(?<=\d) and a half\b", ".5", _whisper(text))
-    plain = " ".join(re.sub(r"(?<=\d)[.:](?=\d)", "", halves).split())
+    halves = re.sub(r"(\d)\W+and a half\b", r"\1.5", text, flags=re.IGNORECASE)
+    plain = " ".join(re.sub(r"(?<=\d)[.:](?=\d\d)", "", _whisper(halves)).split())
     return re.sub(r"(?<=\b\w) (?=\w\b)|(?<=\d) (?=\d)|(?<=\b[a-z]) (?=\d)|(?<=\d) (?=[a-z]\b)", "", plain)
 
 
