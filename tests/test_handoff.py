@@ -29,6 +29,10 @@ def push(handoff: ChunkedHandoff, emission: Emission) -> Payload | None:
     return handoff.push(emission, 1)
 
 
+def raised(emissions: list[Emission], error: Exception) -> None:
+    raise error
+
+
 def stream(handoff: ChunkedHandoff, total: int) -> list[Payload]:
     owner = sequence()
     emissions = [frames(owner, index, final=index == total - 1) for index in range(total)]
@@ -86,9 +90,8 @@ def test_requests_do_not_mix_and_a_dropped_one_is_forgotten() -> None:
 @pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
 def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
     sent: list[Payload] = []
-    path = output(
-        ChunkedHandoff("talker", {"code2wav": (1,)}), lambda pairs: sent.extend(p for _, p in pairs), PhaseTimer()
-    )
+    handoff = ChunkedHandoff("talker", {"code2wav": (1,)})
+    path = output(handoff, lambda pairs: sent.extend(p for _, p in pairs), raised, PhaseTimer())
     owner, buffer = sequence(), torch.zeros(1, 16, dtype=torch.int64)
     for step in range(50):
         buffer.fill_(step)
@@ -104,7 +107,7 @@ def test_output_keeps_order_and_its_own_copy_of_the_buffers(output) -> None:
 def test_the_builder_of_an_async_output_sleeps_until_a_payload_is_due() -> None:
     sent: list[Payload] = []
     handoff = ChunkedHandoff("talker", {"code2wav": (4,)})
-    path = AsyncOutput(handoff, lambda pairs: sent.extend(p for _, p in pairs), PhaseTimer())
+    path = AsyncOutput(handoff, lambda pairs: sent.extend(p for _, p in pairs), raised, PhaseTimer())
     owner, buffer = sequence(), torch.zeros(1, 16, dtype=torch.int64)
     for step in range(7):
         buffer.fill_(step)
@@ -120,7 +123,7 @@ def test_the_builder_of_an_async_output_sleeps_until_a_payload_is_due() -> None:
 
 
 def test_steps_that_complete_nothing_do_not_pile_up() -> None:
-    path = AsyncOutput(WholeHandoff("talker", {"code2wav": (4, 25)}), lambda pairs: None, PhaseTimer())
+    path = AsyncOutput(WholeHandoff("talker", {"code2wav": (4, 25)}), lambda pairs: None, raised, PhaseTimer())
     owner, most = sequence(), 0
     for step in range(40):
         path.emit([frames(owner, step)], step)
@@ -135,7 +138,7 @@ def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -
     def send(payloads: list[tuple[Emission, Payload]]) -> None:
         gate.wait()
 
-    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, PhaseTimer(), depth=2)
+    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, raised, PhaseTimer(), depth=2)
     owner = sequence()
 
     def steps() -> None:
@@ -155,14 +158,21 @@ def test_an_async_output_waits_for_its_builder_instead_of_filling_the_memory() -
     path.close()
 
 
-def test_an_error_of_the_builder_reaches_the_step_loop() -> None:
-    def send(payloads: list[tuple[Emission, Payload]]) -> None:
-        raise ValueError("no space")
+@pytest.mark.parametrize("output", [SyncOutput, AsyncOutput])
+def test_an_error_ends_the_requests_of_its_step_and_no_other(output) -> None:
+    sent, failed = [], []
 
-    path = AsyncOutput(ChunkedHandoff("talker", {"code2wav": (1,)}), send, PhaseTimer())
-    path.emit([frames(sequence(), 0)], 0)
-    with pytest.raises(ValueError, match="no space"):
-        path.drain()
-    with pytest.raises(ValueError, match="no space"):
-        path.emit([frames(sequence(), 1)], 1)
+    def send(payloads: list[tuple[Emission, Payload]]) -> None:
+        if any(payload.request_id == "bad" for _, payload in payloads):
+            raise ValueError("no space")
+        sent.extend(payload.request_id for _, payload in payloads)
+
+    def fail(emissions: list[Emission], error: Exception) -> None:
+        failed.extend((emission.sequence.request_id, str(error)) for emission in emissions)
+
+    path = output(ChunkedHandoff("talker", {"code2wav": (1,)}), send, fail, PhaseTimer())
+    for name in ("one", "bad", "two"):
+        path.emit([frames(sequence(name), 0)], 0)
+    path.drain()
+    assert (sent, failed) == (["one", "two"], [("bad", "no space")])
     path.close()

@@ -25,7 +25,7 @@ from omni_lab.metrics.records import ChunkRow
 from omni_lab.pipeline.handoff import ChunkedHandoff, PrefixHandoff
 from omni_lab.pipeline.packing import Tensors, deserialize, mark_new, only_new, serialize
 from tests.pipelines import Answer, answers, ask, experiment
-from tests.test_handoff import push
+from tests.test_handoff import push, raised
 from tests.test_pipeline import INLINE, request, sampled
 
 PREFIX_ALL = "optimizations.hot_path.decode_only_handoff=false"
@@ -267,6 +267,7 @@ def test_rows_that_wait_for_their_chunk_survive_the_reuse_of_a_buffer(output) ->
     path = output(
         ChunkedHandoff("talker", {"code2wav": (5,)}),
         lambda pairs: sent.extend(p.tensors for _, p in pairs),
+        raised,
         PhaseTimer(),
     )
     owners = [Sequence(f"r{index}", Sampling(), {}, ("code2wav",), {}) for index in range(3)]

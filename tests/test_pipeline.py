@@ -28,7 +28,7 @@ from omni_lab.core import (
     Unavailable,
 )
 from omni_lab.pipeline.orchestrator import Measured, Pipeline
-from tests.pipelines import answers, ask, ask_all, experiment
+from tests.pipelines import Answer, answers, ask, ask_all, experiment
 
 INLINE = ("executor=inline", "connector=in_process")
 
@@ -223,6 +223,17 @@ def test_text_goes_over_in_the_sizes_asked_for(nano: Path, output: str) -> None:
     shown, measured = asyncio.run(run())
     handed = [row.frames for row in measured.chunks if row.edge == "thinker->talker"]
     assert shown == [1, 2, 4, 4, 4, 4, 1] and handed == [1, 2, 4, 4, 4, 4, 0]
+
+
+def test_a_stop_text_is_looked_for_in_every_token_whatever_goes_over_at_once(nano: Path) -> None:
+    async def run(sizes: str, stop: tuple[str, ...]) -> Answer:
+        async with open_pipeline(experiment(nano, *INLINE, f"chunking.text_tokens={sizes}")) as pipeline:
+            return await ask(pipeline, request(text=40, frames=60, stop=stop))
+
+    whole = asyncio.run(run("[1]", ()))
+    single, many = (asyncio.run(run(sizes, (whole.text[4:6],))) for sizes in ("[1]", "[16]"))
+    assert len(single.text_ids) < 16 and single.text == many.text == whole.text[:4]
+    assert single.text_ids == many.text_ids and np.array_equal(single.codes, many.codes)
 
 
 def test_replicas_share_the_requests(nano: Path) -> None:

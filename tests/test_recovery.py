@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from omni_lab.assemble import open_pipeline
-from omni_lab.connectors.shared_memory import MessageTooLarge
+from omni_lab.connectors.shared_memory import ChannelFull, MessageTooLarge
+from omni_lab.connectors.wire import Message
 from omni_lab.core import CLIENT, AudioChunk, DeadlineError, Payload, PipelineError, StageError, Unavailable
+from omni_lab.engine.worker import Channel
 from omni_lab.pipeline import flight, orchestrator, process, restarts
 from omni_lab.pipeline.orchestrator import Pipeline
 from omni_lab.pipeline.restarts import LONGEST_S, MOST, WINDOW_S, Restarts
@@ -246,6 +248,40 @@ def test_a_deadline_ends_a_request_whether_its_client_reads_or_not(nano: Path, r
             assert (await ask(pipeline, request("later"))).finished
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("output", ["true", "false"], ids=["async output", "sync output"])
+@pytest.mark.parametrize("error", [ChannelFull("no place"), OSError("no luck")], ids=["channel", "fault"])
+def test_a_failed_hand_off_ends_its_request_and_nothing_of_it_stays(nano: Path, output: str, error: Exception) -> None:
+    cause = f"stage talker, replica 0, request r: hand-off talker->code2wav failed: .*{error}"
+
+    async def run() -> None:
+        setup = experiment(nano, *INLINE, f"optimizations.async_output={output}")
+        async with open_pipeline(setup) as pipeline:
+            alone = await ask(pipeline, request("alone", frames=60))
+            talker = next(worker for worker in pipeline.executor.workers if worker.stage.name == "talker")
+            outbox = talker.outboxes["code2wav", 0]
+            talker.outboxes["code2wav", 0] = Failing(outbox, error)
+            with pytest.raises(StageError, match=cause):
+                await ask(pipeline, request(frames=60))
+            await until(lambda: workers_at_rest(pipeline))
+            talker.outboxes["code2wav", 0] = outbox
+            assert same(await ask(pipeline, request("later", frames=60)), alone)
+
+    asyncio.run(run())
+
+
+class Failing:
+    """An outbox whose second send fails."""
+
+    def __init__(self, outbox: Channel, error: Exception) -> None:
+        self.outbox, self.error, self.sends = outbox, error, 0
+
+    def send(self, *messages: Message) -> None:
+        self.sends += 1
+        if self.sends == 2:
+            raise self.error
+        self.outbox.send(*messages)
 
 
 def test_nobody_waits_for_a_worker_that_hangs(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,9 @@ class Handoff(Protocol):
 Send = Callable[[list[tuple[Emission, Payload]]], None]
 """Takes all payloads of a step, each with the emission that completed it."""
 
+Fail = Callable[[list[Emission], Exception], None]
+"""Ends the requests of these emissions, whose payloads could not be built or sent."""
+
 
 Kept = tuple[list[Block], list[Emission], int]
 """What is left of a step for the output path: copies of its tensors, its emissions, when they were produced."""
@@ -51,9 +54,10 @@ class SyncOutput:
     the thread in which this happens.
     """
 
-    def __init__(self, handoff: Handoff, send: Send, timer: PhaseTimer) -> None:
+    def __init__(self, handoff: Handoff, send: Send, fail: Fail, timer: PhaseTimer) -> None:
         self.handoff = handoff
         self.send = send
+        self.fail = fail
         self.timer = timer
         self.counters: dict[str, int] = {}
 
@@ -62,12 +66,15 @@ class SyncOutput:
 
     def build(self, blocks: list[Block], emissions: list[Emission], produced_ns: int) -> None:
         """Send the payloads that these emissions, whose tensors are in the blocks, complete."""
-        scatter(blocks, emissions)
-        emissions = [emission for emission in emissions if not emission.sequence.aborted]
-        pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
-        if payloads := [(emission, payload) for emission, payload in pushed if payload is not None]:
-            self.timer.enter(SEND)
-            self.send(payloads)
+        try:
+            scatter(blocks, emissions)
+            emissions = [emission for emission in emissions if not emission.sequence.aborted]
+            pushed = [(emission, self.handoff.push(emission, produced_ns)) for emission in emissions]
+            if payloads := [(emission, payload) for emission, payload in pushed if payload is not None]:
+                self.timer.enter(SEND)
+                self.send(payloads)
+        except Exception as error:
+            self.fail(emissions, error)
 
     def drop(self, request_id: str) -> None:
         """Forget what an aborted request has emitted and not sent."""
@@ -83,29 +90,29 @@ class SyncOutput:
 KEPT = 8
 """Steps that wait for the builder at most while no payload is due."""
 
+Job = list[Callable[[], None]]
+"""What the builder does in one go."""
+
 
 class AsyncOutput:
     """A snapshot is taken inside the step; one persistent builder thread builds and sends beside the next.
 
     The builder is woken when a payload is due (or KEPT steps have come together): it takes Python's lock from the step
     loop. The order of emissions is kept. At most `depth` jobs wait for the builder; beyond that the step loop
-    waits, so a slow target slows its source instead of filling the memory. An error of the builder is raised
-    in the step loop at its next emission. `timer` is the step loop's; the builder has one of its own and counts what
-    it did beside the steps.
+    waits, so a slow target slows its source instead of filling the memory. `timer` is the step loop's; the builder has
+    one of its own and counts what it did beside the steps.
     """
 
-    def __init__(self, handoff: Handoff, send: Send, timer: PhaseTimer, depth: int = 8) -> None:
+    def __init__(self, handoff: Handoff, send: Send, fail: Fail, timer: PhaseTimer, depth: int = 8) -> None:
         self.timer = timer
         self.beside = PhaseTimer()
-        self.inside = SyncOutput(handoff, send, self.beside)
+        self.inside = SyncOutput(handoff, send, fail, self.beside)
         self.kept: list[Kept] = []
-        self.jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(depth)
-        self.error: BaseException | None = None
+        self.jobs: queue.Queue[Job | None] = queue.Queue(depth)
         self.thread = threading.Thread(target=self._build, name="output-builder", daemon=True)
         self.thread.start()
 
     def emit(self, emissions: list[Emission], produced_ns: int) -> None:
-        self._raise()
         if not emissions:
             return
         self.kept.append(snapshot(self.inside.handoff, emissions, produced_ns))
@@ -117,27 +124,22 @@ class AsyncOutput:
         return {"beside_ns": self.beside.totals[PAYLOAD] + self.beside.totals[SEND]}
 
     def drop(self, request_id: str) -> None:
-        self._flush()
-        self._put(partial(self.inside.drop, request_id))
+        self._flush(partial(self.inside.drop, request_id))
 
     def drain(self) -> None:
         """Wait until every payload that is due is sent."""
         self.jobs.join()
-        self._raise()
 
     def close(self) -> None:
         self.jobs.put(None)
         self.thread.join(timeout=10.0)
 
-    def _flush(self) -> None:
-        kept, self.kept = self.kept, []
-        self._put(partial(self._build_all, kept))
+    def _flush(self, *then: Callable[[], None]) -> None:
+        steps = [partial(self.inside.build, *kept) for kept in self.kept]
+        self.kept = []
+        self._put([*steps, *then])
 
-    def _build_all(self, kept: list[Kept]) -> None:
-        for step in kept:
-            self.inside.build(*step)
-
-    def _put(self, job: Callable[[], None]) -> None:
+    def _put(self, job: Job) -> None:
         try:
             self.jobs.put_nowait(job)
         except queue.Full:
@@ -148,16 +150,8 @@ class AsyncOutput:
 
     def _build(self) -> None:
         while (job := self.jobs.get()) is not None:
-            self.beside.enter(PAYLOAD)
-            try:
-                if self.error is None:
-                    job()
-            except BaseException as error:
-                self.error = error
-            finally:
-                self.beside.enter(IDLE)
-                self.jobs.task_done()
-
-    def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error
+            for task in job:
+                self.beside.enter(PAYLOAD)
+                task()
+            self.beside.enter(IDLE)
+            self.jobs.task_done()

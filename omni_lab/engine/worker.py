@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import resource
@@ -29,7 +30,7 @@ from omni_lab.connectors.wire import (
 )
 from omni_lab.core import CLIENT, Payload, PipelineError
 from omni_lab.engine.clock import IDLE, INPUT, OTHER, SCHEDULE, PhaseTimer, StepClock
-from omni_lab.engine.output import AsyncOutput, Handoff, Send, SyncOutput
+from omni_lab.engine.output import AsyncOutput, Fail, Handoff, Send, SyncOutput
 from omni_lab.engine.scheduler import ContinuousBatching, LeastServedBatching
 from omni_lab.engine.stage import Emission, Sequence, Stage
 from omni_lab.tracing.window import WorkerCapture
@@ -71,7 +72,7 @@ class Worker:
         replica: int,
         scheduler: ContinuousBatching | LeastServedBatching,
         handoff: Handoff,
-        output: Callable[[Handoff, Send, PhaseTimer], SyncOutput | AsyncOutput],
+        output: Callable[[Handoff, Send, Fail, PhaseTimer], SyncOutput | AsyncOutput],
         clock: StepClock,
         inboxes: dict[str, Channel],
         outboxes: dict[tuple[str, int], Channel],
@@ -83,7 +84,7 @@ class Worker:
         self.replica = replica
         self.scheduler = scheduler
         self.handoff = handoff
-        self.output = output(handoff, self._send, clock)
+        self.output = output(handoff, self._send, self._lose, clock)
         self.clock = clock
         self.inboxes = inboxes
         self.outboxes = outboxes
@@ -134,6 +135,8 @@ class Worker:
         for sequence in batch:
             sequence.steps += 1
             if sequence.finished:
+                if sequence.aborted:  # its hand-off failed, perhaps with steps that the output path still keeps
+                    self.output.drop(sequence.request_id)
                 self._leave(sequence)
 
     def close(self) -> None:
@@ -227,19 +230,27 @@ class Worker:
 
         A hand-off that fails ends its requests, with the cause.
         """
-        outboxes: dict[tuple[str, int], list[tuple[Sequence, Payload]]] = {}
+        outboxes: dict[tuple[str, int], list[tuple[Emission, Payload]]] = {}
         for emission, payload in payloads:
             replica = 0 if payload.target == CLIENT else emission.sequence.routes[payload.target]
-            outboxes.setdefault((payload.target, replica), []).append((emission.sequence, payload))
+            outboxes.setdefault((payload.target, replica), []).append((emission, payload))
         for outbox, sent in outboxes.items():
             try:
                 self.outboxes[outbox].send(*(payload for _, payload in sent))
             except (ChannelFull, ChannelClosed) as error:
-                for sequence, payload in sent:
-                    sequence.finished = sequence.aborted = True
-                    self.handoff.drop(sequence.request_id)
-                    cause = f"hand-off {payload.source}->{payload.target} failed: {error}"
-                    self._report(sequence.request_id, cause)
+                self._lose([emission for emission, _ in sent], error)
+
+    def _lose(self, emissions: list[Emission], error: Exception) -> None:
+        """Called by the output path, from its thread: these could not be handed over, so their requests end."""
+        for emission in emissions:
+            sequence = emission.sequence
+            if sequence.aborted:
+                continue
+            sequence.finished = sequence.aborted = True
+            self.handoff.drop(sequence.request_id)
+            named = error if isinstance(error, ChannelFull | ChannelClosed) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(ChannelFull, ChannelClosed):  # the client takes nothing: there is nobody to tell
+                self._report(sequence.request_id, f"hand-off {self.stage.name}->{emission.target} failed: {named}")
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         sequence.finished = True

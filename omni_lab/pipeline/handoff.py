@@ -43,7 +43,7 @@ class ChunkedHandoff:
         if filling is None:
             filling = emission.sequence.filling[emission.target] = Filling()
         filling.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
-        if not emission.final and filling.rows < self._size(emission.target, filling.index):
+        if not emission.final and filling.rows < self._size(emission, filling.index):
             return False
         filling.rows = 0
         filling.index += 1
@@ -87,16 +87,17 @@ class ChunkedHandoff:
         """What a chunk with these new rows carries to the next stage."""
         return new
 
-    def _size(self, target: str, index: int) -> int:
-        sizes = self.sizes.get(target, (1,))
-        return sizes[min(index, len(sizes) - 1)]
+    def _size(self, emission: Emission, index: int) -> int:
+        """Rows of payload number `index`; a request may ask a stage not to wait for more than one."""
+        sizes = self.sizes.get(emission.target, (1,))
+        return 1 if emission.sequence.options.get("one_by_one") else sizes[min(index, len(sizes) - 1)]
 
 
 class WholeHandoff(ChunkedHandoff):
     """The whole payload goes over when the stage is done with the request; the client still gets a stream."""
 
-    def _size(self, target: str, index: int) -> int:
-        return super()._size(target, index) if target == CLIENT else 1 << 62
+    def _size(self, emission: Emission, index: int) -> int:
+        return super()._size(emission, index) if emission.target == CLIENT else 1 << 62
 
 
 class PrefixHandoff(ChunkedHandoff):

@@ -104,10 +104,9 @@ class VllmThinkerStage:
             emissions.append(Emission(sequence, CLIENT, tensors, output.finished, answer.finish_reason))
         if TALKER in sequence.targets:
             handed = {} if state.spoke else talker_prompt(state.prompt, None, 0)
-            spoken = token_ids[:-1] if output.finished else token_ids
-            if len(spoken):
-                handed["token_ids"] = spoken
-            emissions.append(Emission(sequence, TALKER, handed, output.finished, answer.finish_reason))
+            ids = token_ids[:-1] if output.finished else token_ids
+            spoken = {"token_ids": ids} if len(ids) else {}
+            emissions.append(Emission(sequence, TALKER, spoken | handed, output.finished, answer.finish_reason))
         state.spoke = True
         return emissions
 

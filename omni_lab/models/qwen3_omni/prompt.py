@@ -92,9 +92,11 @@ class FrontEnd:
         return Prompt(len(ids), tensors, lengths, self._options(request, speaker))
 
     def _options(self, request: Request, speaker: int) -> dict[str, dict[str, Any]]:
-        """The reference answers a whole request in one stage and needs to know all of it."""
+        """The reference answers a whole request in one stage and needs to know all of it; a stop text is looked for in
+        every token.
+        """
         whole = {"speaker": speaker, "modalities": list(request.modalities), "sampling": request.sampling}
-        return {"talker": {"speaker": speaker}, "transformers": whole}
+        return {"thinker": {"one_by_one": bool(request.stop)}, "talker": {"speaker": speaker}, "transformers": whole}
 
     def text_decoder(self) -> TextDecoder:
         return self.tokenizer.text_decoder()
