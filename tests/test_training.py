@@ -146,6 +146,17 @@ def test_timed_text_is_the_text(started: recipe.Recipe):
     assert any(network.HOLD_ID in lesson.answer for lesson in library.repertoire)
 
 
+def test_the_last_batches_are_mostly_of_the_bundled_sentences(started: recipe.Recipe):
+    library, chance = started.library, np.random.default_rng(0)
+    bundled = {lesson.text for lesson in library.repertoire}
+
+    def share(progress: float) -> float:
+        firsts = [library.draw(chance, progress, 1)[0] for _ in range(400)]
+        return sum(lesson.text in bundled for lesson in firsts) / len(firsts)
+
+    assert 0.25 < share(0.5) < 0.42 and 0.67 < share(0.99) < 0.83
+
+
 def test_a_collage_is_a_text_in_time(started: recipe.Recipe):
     library = started.library
     for seed in range(50):

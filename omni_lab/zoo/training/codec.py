@@ -28,7 +28,7 @@ from omni_lab.zoo.training.codes import (
     SPECTRUM_BOOKS,
     Codebooks,
 )
-from omni_lab.zoo.training.library import REPERTOIRE_SHARE
+from omni_lab.zoo.training.library import repertoire_share
 from omni_lab.zoo.training.pitch import FRAME, RATE
 from omni_lab.zoo.training.teacher import NOISES
 
@@ -89,9 +89,9 @@ class CodecTask:
         self.network = nn.ModuleDict({"decoder": voice.code2wav, "probes": nn.ModuleDict(probes)})
         self.tables = _phase_tables()
 
-    def losses(self, chance: np.random.Generator) -> dict[str, torch.Tensor]:
+    def losses(self, chance: np.random.Generator, progress: float) -> dict[str, torch.Tensor]:
         device = next(self.network.parameters()).device
-        tape = self.repertoire if chance.random() < REPERTOIRE_SHARE else self.others
+        tape = self.repertoire if chance.random() < repertoire_share(progress) else self.others
         codes, target = tape.draw(chance)
         codes = codes.to(device)
         target = target.to(device).float() / 32767

@@ -13,6 +13,13 @@ from omni_lab.zoo.training import speech, timing
 
 REPERTOIRE_SHARE = 1 / 3
 """Of the batches of utterances: sentences that have to be right, not only likely."""
+LAST, LAST_SHARE = 0.05, 3 / 4
+"""The last part of a training, and the share in it."""
+
+
+def repertoire_share(progress: float) -> float:
+    """The share when `progress` (0 to 1) of the training is done."""
+    return LAST_SHARE if progress > 1 - LAST else REPERTOIRE_SHARE
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,9 @@ class Library:
             lessons.append(Lesson(utterance.text, words, utterance.codes))
         return sorted(lessons, key=lambda lesson: len(lesson.codes))
 
-    def draw(self, chance: np.random.Generator, frames: int) -> list[Lesson]:
+    def draw(self, chance: np.random.Generator, progress: float, frames: int) -> list[Lesson]:
         """Neighbours in length that have about `frames` frames together."""
-        shelf = self.repertoire if chance.random() < REPERTOIRE_SHARE else self.others
+        shelf = self.repertoire if chance.random() < repertoire_share(progress) else self.others
         lesson = int(chance.integers(len(shelf)))
         batch: list[Lesson] = []
         while sum(len(member.codes) for member in batch) < frames and lesson < len(shelf):

@@ -70,10 +70,10 @@ class TalkerTask:
             parameter.requires_grad_(False)  # there is no audio or picture to learn from
         _start_from(self.network, codebooks)
 
-    def losses(self, chance: np.random.Generator) -> dict[str, torch.Tensor]:
+    def losses(self, chance: np.random.Generator, progress: float) -> dict[str, torch.Tensor]:
         network = self.network
         device = network.codec_head.weight.device
-        lessons = self.library.draw(chance, FRAMES)
+        lessons = self.library.draw(chance, progress, FRAMES)
         text = network.text_projection(self.embeddings.to(device))
         heads, tails, targets = zip(*(self._rows(lesson, text, chance) for lesson in lessons), strict=True)
         rows = [torch.cat(pair) for pair in zip(heads, tails, strict=True)]

@@ -35,12 +35,12 @@ class ThinkerTask:
         text_model.embed_tokens.weight.requires_grad_(False)
         self.network = nn.ModuleDict({"model": text_model, "head": voice.thinker.lm_head})
 
-    def losses(self, chance: np.random.Generator) -> dict[str, torch.Tensor]:
+    def losses(self, chance: np.random.Generator, progress: float) -> dict[str, torch.Tensor]:
         rows, marks = [], []
         if chance.random() < COLLAGES:
             lessons = [self.library.collage(chance) for _ in range(COLLAGE_BATCH)]
         else:
-            lessons = [(lesson.text, lesson.answer) for lesson in self.library.draw(chance, FRAMES)]
+            lessons = [(lesson.text, lesson.answer) for lesson in self.library.draw(chance, progress, FRAMES)]
         tail = AFTER_END
         if chance.random() < LONG_TAILS:
             lessons, tail = lessons[:LONG_TAIL_BATCH], LONG_TAIL

@@ -27,8 +27,11 @@ class Task(Protocol):
     network: torch.nn.Module
     learning_rate: float
 
-    def losses(self, chance: np.random.Generator) -> dict[str, torch.Tensor]:
-        """One batch: "loss", which is minimised, and whatever else is worth a curve; scalars."""
+    def losses(self, chance: np.random.Generator, progress: float) -> dict[str, torch.Tensor]:
+        """One batch: "loss", which is minimised, and whatever else is worth a curve; scalars.
+
+        `progress` is the part of the training that is done.
+        """
 
 
 def device() -> torch.device:
@@ -74,7 +77,7 @@ def train(task: Task, folder: Path, budget: float, portion: float, say: Callable
     while used < end:
         for group in optimizer.param_groups:
             group["lr"] = task.learning_rate * _schedule(step, used / budget)
-        losses = task.losses(np.random.default_rng([step, zlib.crc32(task.name.encode())]))
+        losses = task.losses(np.random.default_rng([step, zlib.crc32(task.name.encode())]), used / budget)
         optimizer.zero_grad()
         losses["loss"].backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
