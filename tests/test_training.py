@@ -18,9 +18,11 @@ from omni_lab.zoo.training import (
     evaluation,
     grammar,
     network,
+    paces,
     pitch,
     plots,
     recipe,
+    speech,
     talker,
     timing,
     work,
@@ -129,11 +131,33 @@ def test_training_goes_on_where_it_stopped_and_improves(started: recipe.Recipe):
     before = {line["stage"]: line for line in _lines(started, "losses.jsonl")}
     steps = {name: torch.load(started.work / f"{name}.pt")["step"] for name in before}
     again = recipe.Recipe(started.work, SECONDS / 3600, SMALL)
-    again.run(("corpus", "codes", "tokenizer", "codec", "thinker", "talker"), rounds=(1.0,))
+    again.run(("corpus", "codes", "codec", "paces", "tokenizer", "thinker", "talker"), rounds=(1.0,))
     after = {line["stage"]: line for line in _lines(started, "losses.jsonl")}
     for name, first in before.items():
         assert first["step"] == steps[name] < after[name]["step"]
         assert after[name]["loss"] < first["loss"]
+
+
+def test_a_sentence_is_read_at_the_pace_at_which_it_is_understood(
+    started: recipe.Recipe, monkeypatch: pytest.MonkeyPatch
+):
+    """The ear understands whatever lasts longer than 1.1 times the usual reading."""
+    text = started.repertoire[4]
+    usual = len(started.teacher.read(text).pitch)
+
+    class Slow:
+        def hear(self, wave: np.ndarray, rate: int) -> str:
+            return text if len(wave) > 1.1 * usual * pitch.FRAME else "nothing"
+
+    monkeypatch.setattr(paces, "Ear", Slow)
+    decoder = network.build().code2wav
+    chosen = paces.choose([text], started.teacher, started.codebooks, decoder, lambda line: None)
+    assert chosen == {text: 0.75}
+    folder = started.work / "paced"
+    for told in (chosen, chosen, {}):
+        speech.record(folder, [text], lambda: started.teacher, started.codebooks, False, print, told)
+        (utterance,) = speech.utterances(folder)
+        assert (len(utterance.codes) > 1.1 * usual) == bool(told)
 
 
 def test_timed_text_is_the_text(started: recipe.Recipe):

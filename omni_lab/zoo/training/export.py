@@ -32,9 +32,7 @@ def export(folder: Path, target: Path) -> None:
     with torch.no_grad():
         for head in (voice.talker.codec_head, *voice.talker.code_predictor.lm_head):
             head.weight.mul_(SHARPNESS)
-    codec = trainer.averaged(folder, "codec")
-    prefix = "decoder."
-    voice.code2wav.load_state_dict({k.removeprefix(prefix): v for k, v in codec.items() if k.startswith(prefix)})
+    voice.code2wav.load_state_dict(trainer.averaged_decoder(folder))
     scratch = target.with_name(f".{target.name}-new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

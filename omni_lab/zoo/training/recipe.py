@@ -4,6 +4,7 @@ A stage looks at what the work folder holds and goes on from there, so the recip
 started again:
 
     features.npy codebooks.pt tokenizer/    made once
+    paces.json                              made once: bundled sentences that are read at another pace
     recordings/                             what the teacher read for the codec, with waveforms
     repertoire/                             what it read of the bundled sentences, for all three networks
     sentences/                              what it read for Thinker and Talker: texts, word times, codes
@@ -29,7 +30,19 @@ import torch
 from tokenizers import Tokenizer
 
 from omni_lab.zoo import nano_tokenizer
-from omni_lab.zoo.training import codes, corpus, evaluation, grammar, network, plots, speech, tokenizer, trainer, work
+from omni_lab.zoo.training import (
+    codes,
+    corpus,
+    evaluation,
+    grammar,
+    network,
+    paces,
+    plots,
+    speech,
+    tokenizer,
+    trainer,
+    work,
+)
 from omni_lab.zoo.training.codec import CodecTask
 from omni_lab.zoo.training.codes import Codebooks
 from omni_lab.zoo.training.export import export
@@ -38,11 +51,14 @@ from omni_lab.zoo.training.talker import TalkerTask
 from omni_lab.zoo.training.teacher import Teacher
 from omni_lab.zoo.training.thinker import ThinkerTask
 
-STAGES = ("corpus", "codes", "codec", "tokenizer", "thinker", "talker", "export", "evaluate")
+STAGES = ("corpus", "codes", "codec", "paces", "tokenizer", "thinker", "talker", "export", "evaluate")
 SHARES = {"codec": 0.44, "thinker": 0.1, "talker": 0.46}
 """Of the hours."""
 ROUNDS = (0.06, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Portions of the hours after which a checkpoint is written and heard."""
+
+PACES_FROM = 0.8
+"""The part of the hours from which it is judged how Code2Wav sounds."""
 
 WORTH_COMPILING = 600
 """Seconds of training from which compiling the decoder's activations pays."""
@@ -62,6 +78,8 @@ class Size:
     """Sentences of each set that are heard after a round."""
     heard_at_end: int | None
     """The same after the last round; None: all."""
+    paces: bool = True
+    """Whether bundled sentences are read again at other paces, once Code2Wav has had most of its time."""
     repertoire: int | None = None
     """Of the bundled sentences; None: all."""
     longest: int = 400
@@ -78,6 +96,7 @@ class Size:
             sentences=max(500, round(18000 * scale)),
             heard=40 if long else 4,
             heard_at_end=None if long else 4,
+            paces=long,
         )
 
 
@@ -130,8 +149,8 @@ class Recipe:
             self.say(f"codes: rms error of log amplitudes with one book, two, and so on: {errors}")
             books.save(file)
         sentences = corpus.training_sentences(round(portion * self.size.sentences), seed=3)
+        self._record_repertoire()
         for folder, texts, waves in (
-            ("repertoire", self.repertoire, True),
             ("recordings", corpus.training_sentences(self.size.recorded, seed=2), True),
             ("sentences", sentences, False),
         ):
@@ -142,6 +161,18 @@ class Recipe:
         folders = self.work / "repertoire", self.work / "recordings"
         long_enough = SHARES["codec"] * self.seconds > WORTH_COMPILING
         self._train(CodecTask(network.build(), *folders, self.codebooks, long_enough), portion)
+
+    def paces(self, portion: float) -> None:
+        """Bundled sentences that Code2Wav does not make understood are read at another pace."""
+        if not self.size.paces or portion < PACES_FROM or self._paces_file.exists():
+            return
+        decoder = network.build().code2wav
+        decoder.load_state_dict(trainer.averaged_decoder(self.work))
+        chosen = paces.choose(self.repertoire, self.teacher, self.codebooks, decoder, self.say)
+        scratch = self._paces_file.with_suffix(".tmp")
+        scratch.write_text(json.dumps(chosen, indent=1), encoding="utf-8")
+        os.replace(scratch, self._paces_file)
+        self._record_repertoire()
 
     def tokenizer(self, portion: float) -> None:
         """The pieces of text."""
@@ -194,10 +225,20 @@ class Recipe:
             sounds.append((f"voice: {texts[0]}", soundfile.read(self.work / "sound" / name / "000.wav")[0]))
         return sounds
 
+    def _record_repertoire(self) -> None:
+        file = self._paces_file
+        chosen = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        folder, texts = self.work / "repertoire", self.repertoire
+        speech.record(folder, texts, lambda: self.teacher, self.codebooks, True, self.say, chosen)
+
     def _train(self, task: trainer.Task, portion: float) -> None:
         budget = SHARES[task.name] * self.seconds
         trainer.train(task, self.work, budget, portion, self.say)
         plots.curves(self.work)
+
+    @property
+    def _paces_file(self) -> Path:
+        return self.work / "paces.json"
 
     @property
     def repertoire(self) -> list[str]:

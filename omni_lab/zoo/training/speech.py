@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from omni_lab.zoo.training.codes import Codebooks, noise_pattern
-from omni_lab.zoo.training.teacher import Teacher
+from omni_lab.zoo.training.teacher import PACE, Teacher
 
 SHARD = 500
 """Sentences a file: what a killed run loses at most."""
@@ -37,13 +37,14 @@ def record(
     codebooks: Codebooks,
     waves: bool,
     say: Callable[[str], None],
+    paces: dict[str, float] | None = None,
 ) -> None:
-    """Read the texts into files of `SHARD` sentences each; a file that holds them already is kept."""
+    """Read the texts, some at `paces` of their own, into files of `SHARD` sentences; a file that holds them is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(texts), SHARD):
         file = folder / f"{start // SHARD:04}.npz"
-        chosen = texts[start : start + SHARD]
-        if file.exists() and _texts(file)[: len(chosen)] == chosen:
+        chosen = [(text, (paces or {}).get(text, PACE)) for text in texts[start : start + SHARD]]
+        if file.exists() and _held(file)[: len(chosen)] == chosen:
             continue
         arrays = _record(chosen, teacher(), codebooks, waves)
         scratch = file.with_suffix(".tmp")
@@ -53,21 +54,24 @@ def record(
         say(f"{folder.name}: {start + len(chosen)} of {len(texts)} sentences read")
 
 
-def _texts(file: Path) -> list[str]:
+def _held(file: Path) -> list[tuple[str, float]]:
     with np.load(file) as shard:
-        return shard["texts"].tolist()
+        return list(zip(shard["texts"].tolist(), shard["paces"].tolist(), strict=True))
 
 
-def _record(texts: list[str], teacher: Teacher, codebooks: Codebooks, waves: bool) -> dict[str, np.ndarray]:
+def _record(
+    chosen: list[tuple[str, float]], teacher: Teacher, codebooks: Codebooks, waves: bool
+) -> dict[str, np.ndarray]:
     codes, words, sound = [], [], []
-    for text in texts:
-        reading = teacher.read(text)
+    for text, pace in chosen:
+        reading = teacher.read(text, pace)
         codes.append(codebooks.encode(reading.features, reading.pitch))
         words.append(reading.words.astype(np.float32))
         if waves:
             sound.append((teacher.wave(reading, noise_pattern(codes[-1])) * 32767).astype(np.int16))
     arrays = {
-        "texts": np.array(texts),
+        "texts": np.array([text for text, _ in chosen]),
+        "paces": np.array([pace for _, pace in chosen]),
         "frames": np.array([len(part) for part in codes]),
         "word_counts": np.array([len(part) for part in words]),
         "codes": np.concatenate(codes),

@@ -15,7 +15,7 @@ import numpy as np
 from omni_lab.zoo.training import pitch
 from omni_lab.zoo.training.pitch import FRAME, RATE
 
-SPEED = 0.85
+PACE = 0.85
 """Of the teacher's pace: about 180 words a minute, with more frames a sound than at its own."""
 BANDS = (48, 24)
 """Mel bands of the pulse train's and of the noise's envelope."""
@@ -79,10 +79,10 @@ class Teacher:
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(graph.SerializeToString(), options, ["CPUExecutionProvider"])
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str, pace: float = PACE) -> Reading:
         """Say a text of one or more sentences in one go."""
         phonemes = " ".join(self.hibari.phonemize(text))
-        *spectra, curve, lengths = self._predict(phonemes)
+        *spectra, curve, lengths = self._predict(phonemes, pace)
         harmonic, _, burst, noise, _ = spectra
         hops = lengths * (len(curve) // lengths.sum())  # a length counts two hops
         starts = _word_starts(text, phonemes, self.hibari.vocab, hops)
@@ -123,9 +123,9 @@ class Teacher:
         wave = self.dsp.ola(spectrum.astype(np.complex64))[: len(pulses)]
         return np.clip(GAIN * wave, -1, 1)
 
-    def _predict(self, phonemes: str) -> list[np.ndarray]:
+    def _predict(self, phonemes: str, pace: float) -> list[np.ndarray]:
         ids = np.asarray([self.hibari.ids(phonemes)], np.int64)
-        outputs = self.session.run(None, {"ids": ids, "speed": np.asarray([SPEED], np.float32)})
+        outputs = self.session.run(None, {"ids": ids, "speed": np.asarray([pace], np.float32)})
         return [output[0] for output in outputs[:6]] + [outputs[6].ravel()]
 
     def _per_sample(self, curve: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ class Teacher:
         """The mean phase of the voice's filter at each frequency, as unit complex numbers, [BINS]."""
         total = np.zeros(BINS, np.complex128)
         for text in _PHASE_TEXTS:
-            harmonic, turn, _, _, _, curve, _ = self._predict(" ".join(self.hibari.phonemize(text)))
+            harmonic, turn, _, _, _, curve, _ = self._predict(" ".join(self.hibari.phonemize(text)), PACE)
             weight = np.exp(harmonic.clip(max=7)) * (curve > _VOICED)
             total += (weight * np.exp(1j * np.pi * np.tanh(turn))).sum(1)
         return (total / np.abs(total)).astype(np.complex64)

@@ -9,12 +9,13 @@ from pathlib import Path
 from omni_lab.core import PipelineError
 from omni_lab.zoo import turn
 
-VERSION = "seven books of spectrum"
+VERSION = "seven books of spectrum, paces"
 """Another text whenever older work folders are of no more use."""
 
 NEEDS = {
     "codes": ("features.npy",),
     "codec": ("codebooks.pt", "repertoire/0000.npz", "recordings/0000.npz"),
+    "paces": ("codebooks.pt", "codec.pt"),
     "thinker": ("tokenizer", "repertoire/0000.npz", "sentences/0000.npz"),
     "talker": ("tokenizer", "codebooks.pt", "repertoire/0000.npz", "sentences/0000.npz"),
     "export": ("tokenizer", "codec.pt", "thinker.pt", "talker.pt"),
