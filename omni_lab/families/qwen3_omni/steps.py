@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -181,8 +182,8 @@ def traced_decode(network: Thinker, cache: KVCache, rows: int) -> TracedStep:
     return _traced("thinker", (network, cache.over(())), function, example, cache.lines, cache, rows)
 
 
-def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
-    """The Talker's frame for capture, for at most `rows` rows: greedy ones, and ones that draw."""
+def traced_frame(network: Talker, cache: KVCache, rows: int, draws: bool = True) -> TracedStep:
+    """The Talker's frame for capture, for at most `rows` rows: greedy ones and ones that draw, or greedy ones alone."""
 
     def function(
         parts: tuple[Talker, KVCache],
@@ -191,60 +192,33 @@ def traced_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
         text: torch.Tensor,
         positions: torch.Tensor,
         lengths: torch.Tensor,
-        uniforms: torch.Tensor,
-        greedy: torch.Tensor,
-        window: torch.Tensor,
-        *lines: torch.Tensor,
+        *others: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         network, cache = parts
+        uniforms, greedy, window, *lines = others if draws else (None, None, *others)
         pick = ResidualPick(RESIDUAL_TOP_K, RESIDUAL_TOP_P, uniforms, greedy)
         return network.frame(hidden, tokens, text, positions, lengths, cache.over(lines), window.shape[0], pick)
 
     def example(count: int) -> tuple[torch.Tensor, ...]:
-        head, draw = network.head, torch.Generator().manual_seed(1)
-        uniforms = torch.rand(count, network.config.code_groups, generator=draw, dtype=torch.float64).to(head.device)
-        greedy = torch.arange(count, device=head.device) % 2 == 0
-        return *_frame_example(network, cache, count), uniforms, greedy
+        draw = torch.Generator().manual_seed(0)
+        size, groups, head = network.config.text.hidden_size, network.config.code_groups, network.head
+        hidden, text = torch.randn(2, count, size, generator=draw).to(head)
+        batch = hidden, _tokens(head, count), text, *_places(cache, count, network.decoder.rotation.axes)
+        if not draws:
+            return batch
+        uniforms = torch.rand(count, groups, generator=draw, dtype=torch.float64).to(head.device)
+        return *batch, uniforms, torch.arange(count, device=head.device) % 2 == 0
 
-    return _traced("talker", (network, cache.over(())), function, example, cache.lines, cache, rows)
-
-
-def traced_greedy_frame(network: Talker, cache: KVCache, rows: int) -> TracedStep:
-    """The Talker's frame for capture, for at most `rows` rows, all of them greedy."""
-
-    def function(
-        parts: tuple[Talker, KVCache],
-        hidden: torch.Tensor,
-        tokens: torch.Tensor,
-        text: torch.Tensor,
-        positions: torch.Tensor,
-        lengths: torch.Tensor,
-        window: torch.Tensor,
-        *lines: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        network, cache = parts
-        pick = ResidualPick(RESIDUAL_TOP_K, RESIDUAL_TOP_P)
-        return network.frame(hidden, tokens, text, positions, lengths, cache.over(lines), window.shape[0], pick)
-
-    def example(count: int) -> tuple[torch.Tensor, ...]:
-        return _frame_example(network, cache, count)
-
-    return _traced("talker_greedy", (network, cache.over(())), function, example, cache.lines, cache, rows)
+    name = "talker" if draws else "talker_greedy"
+    return _traced(name, (network, cache.over(())), function, example, cache.lines, cache, rows)
 
 
 TRACES = {
     "thinker": {"thinker": traced_decode},
-    "talker": {"talker": traced_frame, "talker_greedy": traced_greedy_frame},
+    "talker": {"talker": traced_frame, "talker_greedy": partial(traced_frame, draws=False)},
 }
 """The steps that are captured of each stage, by the names of their graphs, in the order in which the captured step
 takes them."""
-
-
-def _frame_example(network: Talker, cache: KVCache, count: int) -> tuple[torch.Tensor, ...]:
-    """Hidden states, codes, text rows, positions and lengths of `count` rows."""
-    head, draw = network.head, torch.Generator().manual_seed(0)
-    hidden, text = torch.randn(2, count, network.config.text.hidden_size, generator=draw).to(head)
-    return hidden, _tokens(head, count), text, *_places(cache, count, network.decoder.rotation.axes)
 
 
 def _traced(
