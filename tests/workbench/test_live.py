@@ -59,7 +59,8 @@ def test_what_is_said_is_the_pipelines_answer(live: LivePlayer):
 
 
 def test_the_widget_shows_what_has_arrived(live: LivePlayer):
-    live.say("Yes.")  # so that there is a record to be taken away
+    live.say("Yes.")
+    assert live.take.text == "Yes."  # now there is a record to be taken away
     shown = []
     live.observe(lambda change: shown.append(change["new"]), "record")
     live.say("Good morning.")
