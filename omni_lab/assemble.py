@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from omni_lab import zoo
-from omni_lab.core import CLIENT, PipelineSpec, StageSpec
+from omni_lab.core import CLIENT, StageSpec
 from omni_lab.experiment import Experiment
 from omni_lab.families import qwen3_omni
 from omni_lab.families.plan import StagePlan
@@ -47,7 +47,7 @@ async def open_pipeline(
     spec = qwen3_omni.REFERENCE if reference else qwen3_omni.STAGED
     replicas = {stage.name: stage_config(experiment, stage).replicas for stage in spec.stages}
     plans = {
-        End(stage.name, replica): plan_stage(experiment, str(checkpoint), spec, stage, replica)
+        End(stage.name, replica): plan_stage(experiment, str(checkpoint), stage, replica)
         for stage in spec.stages
         for replica in range(replicas[stage.name])
     }
@@ -84,9 +84,7 @@ async def open_pipeline(
         await pipeline.close()
 
 
-def plan_stage(
-    experiment: Experiment, checkpoint: str, spec: PipelineSpec, stage: StageSpec, replica: int
-) -> StagePlan:
+def plan_stage(experiment: Experiment, checkpoint: str, stage: StageSpec, replica: int) -> StagePlan:
     """What one replica of one stage is made of."""
     toggles, chunking = experiment.optimizations, experiment.chunking
     hot_path = toggles.hot_path

@@ -22,7 +22,7 @@ class Handoff(Protocol):
 
     streams: dict
 
-    def count(self, emission: Emission) -> bool: ...
+    def count(self, emission: Emission) -> int | None: ...
 
     def push(self, emission: Emission, produced_ns: int) -> Payload | None: ...
 
@@ -116,7 +116,7 @@ class AsyncOutput:
         if not emissions:
             return
         self.kept.append(snapshot(self.inside.handoff, emissions, produced_ns))
-        if len(self.kept) == KEPT or any(emission.due for emission in emissions):
+        if len(self.kept) == KEPT or any(emission.due is not None for emission in emissions):
             self._flush()
 
     @property

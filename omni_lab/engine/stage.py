@@ -47,7 +47,7 @@ class Emission:
     """What one step made for one target of one sequence: tensors whose first dimension is rows in time.
 
     `final` ends the stream to this target; `reason` then says why the stage stopped ("stop", "length"). `due` is set by
-    the output path: the emission completes a payload.
+    the output path: the number of the payload that the emission completes.
     """
 
     sequence: Sequence
@@ -55,7 +55,7 @@ class Emission:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     final: bool = False
     reason: str | None = None
-    due: bool = False
+    due: int | None = None
 
 
 class Stage(Protocol):

@@ -18,7 +18,6 @@ class Stream:
     """What one request has emitted to one target and not yet handed over; `sent` is kept by who sends it again."""
 
     pending: list[Tensors] = field(default_factory=list)
-    index: int = 0
     sent: Tensors = field(default_factory=dict)
 
 
@@ -37,17 +36,17 @@ class ChunkedHandoff:
         self.pack = pack
         self.streams: dict[tuple[str, str], Stream] = {}
 
-    def count(self, emission: Emission) -> bool:
-        """Count the rows of an emission; whether it completes a payload."""
+    def count(self, emission: Emission) -> int | None:
+        """Count the rows of an emission; the number of the payload that it completes, if it does."""
         filling = emission.sequence.filling.get(emission.target)
         if filling is None:
             filling = emission.sequence.filling[emission.target] = Filling()
         filling.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
         if not emission.final and filling.rows < self._size(emission, filling.index):
-            return False
+            return None
         filling.rows = 0
         filling.index += 1
-        return True
+        return filling.index - 1
 
     def push(self, emission: Emission, produced_ns: int) -> Payload | None:
         """Add a counted emission; the payload if one is due, or None while the chunk is still filling."""
@@ -55,7 +54,7 @@ class ChunkedHandoff:
         stream = self.streams.get(key)
         if stream is None:
             stream = self.streams[key] = Stream()
-        if not emission.due:
+        if emission.due is None:
             stream.pending.append(emission.tensors)
             return None
         tensors = merge([*stream.pending, emission.tensors]) if stream.pending else emission.tensors
@@ -65,7 +64,7 @@ class ChunkedHandoff:
             emission.sequence.request_id,
             self.source,
             emission.target,
-            stream.index,
+            emission.due,
             emission.final,
             tensors,
             emission.reason,
@@ -74,7 +73,6 @@ class ChunkedHandoff:
         if emission.final:
             del self.streams[key]
         else:
-            stream.index += 1
             stream.pending.clear()
         return payload
 

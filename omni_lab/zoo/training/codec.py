@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeSnakeBeta
 
-from omni_lab.zoo.training import pitch, speech
+from omni_lab.zoo.training import pitch, speech, trainer
 from omni_lab.zoo.training.codes import (
     ENTRIES_A_BOOK,
     GROUPS,
@@ -123,6 +123,12 @@ class CodecTask:
                 slow = _resample(target, target.shape[1] * rate // RATE)[:, skip:length]
                 total = total + (found[:, -1, skip:] - slow).abs().mean() / slow.abs().mean().clamp(min=1e-3)
         return total / 5
+
+
+def averaged_decoder(folder: Path) -> dict[str, torch.Tensor]:
+    """Code2Wav's averaged weights by the decoder's own names. Raises FileNotFoundError before its first training."""
+    prefix, weights = "decoder.", trainer.averaged(folder, CodecTask.name)
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def forward(decoder: nn.Module, codes: torch.Tensor) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:

@@ -86,15 +86,19 @@ class Reader:
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         self.voice = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
-    @torch.no_grad()
-    def read(self, text: str) -> tuple[str, np.ndarray]:
-        """(the answer, its waveform)."""
+    def encode(self, text: str) -> torch.Tensor:
+        """Token ids [1, n] of a prompt that asks to read the text."""
         chat: list[dict[str, Any]] = [
             {"role": "system", "content": prompts.SYSTEM},
             {"role": "user", "content": prompts.REQUEST.replace("{}", text)},
         ]
         prompt = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        ids = self.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        return self.tokenizer(prompt, return_tensors="pt")["input_ids"]
+
+    @torch.no_grad()
+    def read(self, text: str) -> tuple[str, np.ndarray]:
+        """(the answer, its waveform)."""
+        ids = self.encode(text)
         # The large model's end id is an argument's default; the voice's own saves the text after the end.
         end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
         tokens, wave = self.voice.generate(

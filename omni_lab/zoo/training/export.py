@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from omni_lab.zoo import nano_tokenizer
 from omni_lab.zoo.nano_config import GENERATION, PREPROCESSOR
-from omni_lab.zoo.training import network, trainer
+from omni_lab.zoo.training import codec, network, trainer
 
 SHARPNESS = 3.0
 """Logits of codes are scaled by this: transformers samples at a temperature of 0.9 unless told otherwise. Half trained,
@@ -32,7 +32,7 @@ def export(folder: Path, target: Path) -> None:
     with torch.no_grad():
         for head in (voice.talker.codec_head, *voice.talker.code_predictor.lm_head):
             head.weight.mul_(SHARPNESS)
-    voice.code2wav.load_state_dict(trainer.averaged_decoder(folder))
+    voice.code2wav.load_state_dict(codec.averaged_decoder(folder))
     scratch = target.with_name(f".{target.name}-new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

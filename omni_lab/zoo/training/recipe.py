@@ -43,7 +43,7 @@ from omni_lab.zoo.training import (
     trainer,
     work,
 )
-from omni_lab.zoo.training.codec import CodecTask
+from omni_lab.zoo.training.codec import CodecTask, averaged_decoder
 from omni_lab.zoo.training.codes import Codebooks
 from omni_lab.zoo.training.export import export
 from omni_lab.zoo.training.library import Library
@@ -167,7 +167,7 @@ class Recipe:
         if not self.size.paces or portion < PACES_FROM or self._paces_file.exists():
             return
         decoder = network.build().code2wav
-        decoder.load_state_dict(trainer.averaged_decoder(self.work))
+        decoder.load_state_dict(averaged_decoder(self.work))
         chosen = paces.choose(self.repertoire, self.teacher, self.codebooks, decoder, self.say)
         scratch = self._paces_file.with_suffix(".tmp")
         scratch.write_text(json.dumps(chosen, indent=1), encoding="utf-8")

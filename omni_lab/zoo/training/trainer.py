@@ -115,12 +115,6 @@ def averaged(folder: Path, name: str) -> dict[str, torch.Tensor]:
     return torch.load(folder / f"{name}.pt", map_location="cpu")["average"]
 
 
-def averaged_decoder(folder: Path) -> dict[str, torch.Tensor]:
-    """Code2Wav's averaged weights by the names of the decoder alone. Raises FileNotFoundError before its training."""
-    prefix, weights = "decoder.", averaged(folder, "codec")
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-
-
 def _clock() -> float:
     if device().type == "cuda":
         torch.cuda.synchronize()
