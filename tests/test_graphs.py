@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -80,10 +81,22 @@ def test_a_batch_without_a_graph_is_left_to_the_eager_step(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    graphs = CompiledGraphs(scale_step(3), folder)
-    assert not list(tmp_path.iterdir()), "an unpacked library was left behind"
+    copy = shutil.copytree(folder, tmp_path / "copy")  # a library is opened once
+    graphs = CompiledGraphs(scale_step(3), copy)
+    assert list(tmp_path.iterdir()) == [copy], "an unpacked library was left behind"
     assert sizes(3) == [1] and graphs.width(2) == 2
     assert graphs.run(32, torch.ones(2, 16)) is None and graphs.run(32, torch.ones(1, 16)) is not None
+
+
+def test_closed_graphs_keep_no_weight(folder: Path) -> None:
+    step = scale_step(6)
+    storage = step.network.weight.untyped_storage()
+    before = torch._C._storage_Use_Count(storage._cdata)
+    graphs = CompiledGraphs(step, folder)
+    assert torch._C._storage_Use_Count(storage._cdata) == before
+    del graphs
+    step.network.weight = torch.zeros(16)
+    assert torch._C._storage_Use_Count(storage._cdata) == before - 1
 
 
 def test_all_weights_of_a_network_have_names() -> None:

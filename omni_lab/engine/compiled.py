@@ -8,15 +8,12 @@ of its own (see `pipeline/graphs.py`); loading takes milliseconds.
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from omni_lab.engine.aot_library import AotLibrary
 from omni_lab.engine.traced import TRACED_FRAMES, TracedPass, TracedStep, replace_tensors, tensors_of
 
 SIZES = (1, 4)
@@ -49,7 +46,7 @@ class CompiledGraphs:
         self.step = step
         self.windows: dict[int, torch.Tensor] = {}
         weights = tensors_of(step.network)
-        self.graphs = {size: load(graph_file(folder, step.name, size), weights) for size in sizes(step.rows)}
+        self.graphs = {size: AotLibrary(graph_file(folder, step.name, size), weights) for size in sizes(step.rows)}
         for rows in (1, SIZES[1], SIZES[1] + 3):
             if rows <= step.rows and min(rows, SIZES[1]) in self.graphs:
                 self._compare(rows)
@@ -61,7 +58,7 @@ class CompiledGraphs:
     def run(self, end: int, *batch: torch.Tensor) -> list[torch.Tensor] | None:
         """The outputs for batch tensors of `width` rows that read at least positions 0..end-1; None without a graph."""
         graph = self.graphs.get(min(len(batch[0]), SIZES[1]))
-        return None if graph is None else graph.boxed_run([*batch, self._window(end), *self.step.memory])
+        return None if graph is None else graph([*batch, self._window(end), *self.step.memory])
 
     def _window(self, end: int) -> torch.Tensor:
         end += -end % self.step.block
@@ -88,7 +85,7 @@ class CompiledPass:
 
     def __init__(self, traced: TracedPass, folder: Path) -> None:
         self.traced = traced
-        self.graph = load(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
+        self.graph = AotLibrary(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
         for rows, frames in {(1, 4), (min(2, traced.rows), TRACED_FRAMES)}:
             batch = traced.example(rows, frames)
             if difference := compare(self.run(*batch), traced.function(traced.network, *batch)):
@@ -100,7 +97,7 @@ class CompiledPass:
 
     def run(self, *batch: torch.Tensor) -> list[torch.Tensor]:
         """The outputs for batch tensors of a `shape`."""
-        return self.graph.boxed_run([tensor.contiguous() for tensor in batch])  # the code knows no other strides
+        return self.graph([tensor.contiguous() for tensor in batch])  # the code knows no other strides
 
 
 def compare(captured: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str | None:
@@ -136,30 +133,6 @@ def compile_graph(step: TracedStep | TracedPass, size: int, folder: Path) -> Non
     partial = package.with_suffix(".partial.pt2")
     torch._inductor.aoti_compile_and_package(export(step, size), package_path=str(partial), inductor_configs=OPTIONS)
     partial.rename(package)
-
-
-def load(package: Path, weights: dict[str, torch.Tensor]) -> Any:
-    """A compiled graph that reads `weights` where they are: `boxed_run` takes and gives lists of tensors."""
-    # What torch._inductor.aoti_load_package wraps; importing that package costs every worker 100 MB and seconds.
-    with _unpacking():
-        graph = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
-    values = {name: weights[name] for name in graph.get_constant_fqns()}
-    graph.load_constants(values, use_inactive=False, check_full_update=True, user_managed=True)
-    return graph
-
-
-@contextmanager
-def _unpacking() -> Iterator[None]:
-    """A place where the loader unpacks a package, gone at once: an open library needs its file no more."""
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="omni_lab_") as folder:
-        os.environ["TMPDIR"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["TMPDIR"]
-            if before is not None:
-                os.environ["TMPDIR"] = before
 
 
 class _Module(torch.nn.Module):

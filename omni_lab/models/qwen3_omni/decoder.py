@@ -166,9 +166,14 @@ class Layer:
     ) -> torch.Tensor:
         """Attention of one token for each row [B, heads, hd] to keys [B * kv_heads, hd, n] and values; [B, heads * hd].
 
-        The query heads that share a key head are the rows of one matrix, so that no key is repeated.
+        The query heads that share a key head are the rows of one matrix, so that no key is repeated. These rows are too
+        few for a matrix product to be fast on a CPU: compiled, plain sums become loops with the softmax between them.
         """
         queries = query.reshape(keys.shape[0], -1, self.head_dim)
+        if torch.compiler.is_compiling() and query.is_cpu:
+            scores = (queries.unsqueeze(2) * keys.transpose(1, 2).unsqueeze(1)).sum(-1)
+            weights = torch.softmax(scores if mask is None else scores + mask, -1)
+            return (weights.unsqueeze(-1) * values.unsqueeze(1)).sum(2).view(query.shape[0], -1)
         scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
         return torch.bmm(torch.softmax(scores, -1), values).view(query.shape[0], -1)
 
