@@ -138,8 +138,9 @@ def grouped(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
     ends = (sizes + missing if len(fillers) else sizes).cumsum(0, dtype=torch.int32)
     hidden = swiglu(torch._grouped_mm(rows, gate_up, offs=ends))
     results = torch._grouped_mm(hidden, down, offs=ends)
-    results = torch.empty_like(results).index_copy_(0, order, results)[: len(pairs)].view(-1, top_k, x.shape[1])
-    return torch.baddbmm(residual.unsqueeze(1), weights.unsqueeze(1), results).squeeze(1)
+    places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+    results = results.index_select(0, places[: len(pairs)]).view(-1, top_k, x.shape[1])
+    return results.mul_(weights.unsqueeze(-1)).sum(1).add_(residual)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
