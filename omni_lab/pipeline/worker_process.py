@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import selectors
 import sys
@@ -32,6 +33,7 @@ def main() -> None:
         runtime = {"runtime_rss_bytes": peak_rss_bytes()}  # interpreter and libraries, before any weight is read
         try:
             worker = build_worker(plan, inboxes, outboxes)
+            gc.freeze()  # what is loaded now stays: a collection in traffic need not walk through it
             facts = worker.facts | runtime | {"peak_rss_bytes": peak_rss_bytes()}
             outboxes[CLIENT, 0].send(Ready(plan.stage, plan.replica, facts))
             serve(worker, selector)
