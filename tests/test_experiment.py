@@ -32,6 +32,8 @@ LADDER = (
     "hot_path",
     "stateful",
     "ramp",
+    "text_chunks",
+    "full",
 )
 
 WRONG = {
@@ -359,12 +361,13 @@ def test_ladder_adds_one_layer_a_rung() -> None:
     _, rungs = load_configurations(ROOT / "experiments" / "ladder.yaml")
     assert [rung.name for rung in rungs] == list(LADDER)
     assert {rung.workload.output.codec_frames for rung in rungs} == {100}
-    states = [layers(rung) for rung in rungs]
+    *states, full = [layers(rung) for rung in rungs]
     assert not any(states[0].values())
     for below, above in pairwise(states):
         assert len([key for key in above if above[key] and not below[key]]) == 1
         assert not [key for key in above if below[key] and not above[key]]
     assert all(states[-1].values())
+    assert full == states[-1] | {"replicas": False}
     assert len({rung.workload.model_dump_json() for rung in rungs}) == 1
     files = [load_experiment(ROOT / "experiments" / f"{name}.yaml") for name in LADDER]
     assert [rung.name for rung in files] == list(LADDER)
@@ -384,6 +387,7 @@ def layers(rung: Experiment) -> dict[str, Any]:
         "hot_path": toggles.hot_path.row_payloads,
         "stateful": toggles.stateful_code2wav,
         "ramp": rung.chunking.ramp == [4, 8, 16],
+        "text_chunks": rung.chunking.text_tokens == [1, 1, 2, 4, 8],
     }
 
 
@@ -396,6 +400,7 @@ def test_leave_one_out_leaves_out_every_piece_once() -> None:
     graphs = [f"optimizations.graphs.{stage}" for stage in ("code2wav", "talker", "thinker")]
     assert missing.pop("no_graphs") == graphs
     assert missing.pop("no_ramp") == ["chunking.ramp"]
+    assert missing.pop("no_text_chunks") == ["chunking.text_tokens"]
     singles = [f"optimizations.{key}" for key in ("batching", "async_chunk", "async_output", "stateful_code2wav")]
     singles += graphs + [f"optimizations.hot_path.{key}" for key in settings.HotPathConfig.model_fields]
     assert sorted(missing.values()) == sorted([single] for single in singles)
