@@ -40,7 +40,7 @@ TOGGLES = (
 INLINE = ("executor=inline", "connector=in_process", "chunking.left_context=160")
 SEEDED = {
     "thinker": Sampling(temperature=1.0, seed=3, max_tokens=12),
-    "talker": Sampling(0.9, 50, seed=5, max_tokens=16),
+    "talker": Sampling(0.9, 50, seed=5, max_tokens=8),
 }
 
 
