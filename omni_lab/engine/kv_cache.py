@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import mmap
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 
@@ -71,10 +72,17 @@ class KVCache:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros whose host pages exist only once they are written; `torch.zeros` on the CPU would touch them all."""
+    """Zeros whose host pages exist only once they are written; `torch.zeros` on the CPU would touch them all.
+
+    The pages are small ones: where they are huge (NumPy asks for such), the first prompts wait while all of the cache
+    is cleared.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def row_bytes(layers: int, kv_heads: int, max_length: int, head_dim: int, dtype: torch.dtype) -> int:
