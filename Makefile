@@ -82,6 +82,12 @@ reference: $(NOTEBOOKS)
 	done
 	$(RUN) -m omni_lab.roofline --json > results/reference/roofline.json
 
+# README's pictures, each by the command beside it.
+pictures: $(NOTEBOOKS)
+	sed -n 's|^    .venv/bin/python \(-m omni_lab.views.export .*\)|\1|p' README.md | while read -r arguments; do \
+		$(RUN) $$arguments || exit 1; \
+	done
+
 vllm: $(VLLM_STAMP)
 
 vllm-test: export OMP_NUM_THREADS = 1

@@ -127,6 +127,12 @@ def test_make_names_the_pythons_it_can_use(python: str, tmp_path: Path):
     assert not (tmp_path / "venv").exists()
 
 
+def test_every_target_of_make_has_a_rule():
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    named = {name for line in lines if line.startswith(".PHONY:") for name in line.split()[1:]}
+    assert named and named <= {line.split(":")[0] for line in lines if ":" in line and "export" not in line}
+
+
 def test_ci_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
