@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from omni_lab.core import Sampling
-from omni_lab.engine.compiled import CompiledGraphs, GraphRefused, compile_graph, sizes
+from omni_lab.engine.compiled import CompiledGraphs, GraphRefused, compile_graph, graph_file, sizes
 from omni_lab.engine.traced import TracedStep, tensors_of
 from tests.oracle import OracleCase, load_oracle
 from tests.pipelines import answers, experiment
@@ -86,6 +86,15 @@ def test_a_batch_without_a_graph_is_left_to_the_eager_step(
     assert list(tmp_path.iterdir()) == [copy], "an unpacked library was left behind"
     assert sizes(3) == [1] and graphs.width(2) == 2
     assert graphs.run(32, torch.ones(2, 16)) is None and graphs.run(32, torch.ones(1, 16)) is not None
+
+
+def test_a_damaged_graph_is_refused(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    package = graph_file(copy, "scale", 1)
+    whole = package.read_bytes()
+    package.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(GraphRefused, match=r"scale-1.pt2 cannot be opened \(.+\); delete it"):
+        CompiledGraphs(scale_step(6), copy)
 
 
 def test_closed_graphs_keep_no_weight(folder: Path) -> None:

@@ -32,14 +32,16 @@ class Constant(ctypes.Structure):
 class AotLibrary:
     """Calls with a list of tensors return a list of tensors; weights stay where they are.
 
-    `weights` are known by the names that the graph was exported with. Raises RuntimeError if the library refuses a
-    call; what it says about it is on stderr.
+    `weights` are known by the names that the graph was exported with. Raises OSError or BadZipFile if the package is
+    damaged, RuntimeError if the library refuses a call; what it says about it is on stderr.
     """
+
+    container: c_void_p | None = None
 
     def __init__(self, package: Path, weights: dict[str, torch.Tensor]) -> None:
         self.library = _open(package)
-        self.container = c_void_p()
         self.weights: list[int] = []
+        self.container = c_void_p()
         self._call("CreateWithDevice", byref(self.container), c_size_t(1), b"cpu", None)
         self.output_handles = (c_void_p * self._count("GetNumOutputs"))()
         self.input_handles = (c_void_p * self._count("GetNumInputs"))()
@@ -56,8 +58,9 @@ class AotLibrary:
         return release(taken)
 
     def __del__(self) -> None:
-        self._call("Delete", self.container)
-        release(self.weights)
+        if self.container:
+            self._call("Delete", self.container)
+            release(self.weights)
 
     def _bind(self, weights: dict[str, torch.Tensor]) -> None:
         """Tell the library where each of its weights is; the handles stay ours to release."""
@@ -108,5 +111,5 @@ def release(owned: Iterable[int]) -> list[torch.Tensor]:
 def _open(package: Path) -> ctypes.CDLL:
     """The library of a package, unpacked to a place that is gone at once: an open library needs its file no more."""
     with zipfile.ZipFile(package) as files, tempfile.TemporaryDirectory(prefix="omni_lab_") as folder:
-        (name,) = (name for name in files.namelist() if name.endswith(".so"))
+        name = next(name for name in files.namelist() if name.endswith(".so"))
         return ctypes.CDLL(files.extract(name, folder))

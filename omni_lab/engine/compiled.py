@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import torch
 
@@ -46,7 +47,7 @@ class CompiledGraphs:
         self.step = step
         self.windows: dict[int, torch.Tensor] = {}
         weights = tensors_of(step.network)
-        self.graphs = {size: AotLibrary(graph_file(folder, step.name, size), weights) for size in sizes(step.rows)}
+        self.graphs = {size: open_graph(graph_file(folder, step.name, size), weights) for size in sizes(step.rows)}
         for rows in (1, SIZES[1], SIZES[1] + 3):
             if rows <= step.rows and min(rows, SIZES[1]) in self.graphs:
                 self._compare(rows)
@@ -85,7 +86,7 @@ class CompiledPass:
 
     def __init__(self, traced: TracedPass, folder: Path) -> None:
         self.traced = traced
-        self.graph = AotLibrary(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
+        self.graph = open_graph(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
         for rows, frames in {(1, 4), (min(2, traced.rows), TRACED_FRAMES)}:
             batch = traced.example(rows, frames)
             if difference := compare(self.run(*batch), traced.function(traced.network, *batch)):
@@ -133,6 +134,14 @@ def compile_graph(step: TracedStep | TracedPass, size: int, folder: Path) -> Non
     partial = package.with_suffix(".partial.pt2")
     torch._inductor.aoti_compile_and_package(export(step, size), package_path=str(partial), inductor_configs=OPTIONS)
     partial.rename(package)
+
+
+def open_graph(package: Path, weights: dict[str, torch.Tensor]) -> AotLibrary:
+    """A compiled graph, ready to be called. Raises GraphRefused if its package is damaged."""
+    try:
+        return AotLibrary(package, weights)
+    except (OSError, BadZipFile) as error:
+        raise GraphRefused(f"{package} cannot be opened ({error}); delete it and it is compiled anew") from error
 
 
 class _Module(torch.nn.Module):
