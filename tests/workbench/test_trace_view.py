@@ -225,7 +225,8 @@ def test_a_hundred_thousand_steps_stay_small_messages(ladder: Run, monkeypatch: 
     with traffic(monkeypatch) as sent:
         view = TraceView(run)
         on_page(view.plot)
-        for change in ({"gap": 3}, {"context_ms": 2000.0}, {"choice": {"stage": "talker", "concurrency": 64.0}}):
+        other = {"stage": "thinker" if view.choice["stage"] == "talker" else "talker", "concurrency": 64.0}
+        for change in ({"gap": 3}, {"context_ms": 2000.0}, {"choice": other}):
             before = len(sent)
             view.set_trait(*change.popitem())
             assert 0 < sum(sent[before:]) < 300_000
