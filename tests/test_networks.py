@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +371,22 @@ def test_speakable_codes(talker: Talker) -> None:
     vocabulary, end = talker.config.text.vocab_size, talker.config.codec_eos
     assert talker.speakable.tolist() == [*range(vocabulary - 1024), end]
     assert talker.stop_code == vocabulary - 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_rows_of_the_cache_cost_nothing_until_they_are_written() -> None:
+    """Not even where a page is huge: a row's first position must not clear megabytes."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    cache = KVCache(4, 32, 2, 8192, 32)
+    for row in range(32):
+        for layer in range(4):
+            for part in cache.row(layer, row):
+                part[:, :4] = 1.0
+    assert sum(lines.nbytes for lines in cache.lines) > 1 << 29 and resident() - before < 1 << 24
 
 
 def test_cache_budget() -> None:
