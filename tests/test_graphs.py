@@ -133,6 +133,10 @@ def test_captured_steps_answer_as_transformers_does(nano: Path, cases: list[Orac
         counters = measured.counters[worker]
         decodes = sum(f"{step.stage}_r{step.replica}" == worker and step.kind == "decode" for step in measured.steps)
         assert counters["graph_replays"] == decodes > 100 and counters["eager_steps"] == 0, counters
+        prefills = sum(f"{step.stage}_r{step.replica}" == worker and step.kind == "prefill" for step in measured.steps)
+        assert counters["captured_prefills"] + counters["eager_prefills"] == prefills
+        assert counters["captured_prefills"] > 10
+        assert (counters["eager_prefills"] > 0) == (worker == "thinker_r0"), "only images and videos run eager"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from omni_lab.engine.kv_cache import KVCache, row_bytes, rows_within
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
 from omni_lab.models.qwen3_omni.decoder import Decoder
 from omni_lab.models.qwen3_omni.mlp import dense, experts, grouped, one_token
+from omni_lab.models.qwen3_omni.spans import PiecewiseSpans
 from omni_lab.models.qwen3_omni.talker import Talker
 from omni_lab.models.qwen3_omni.thinker import Thinker
 from omni_lab.models.qwen3_omni.weights import load_weights, read_config
@@ -95,7 +96,7 @@ def test_thinker_prefill_captures_hidden_states(thinker: Thinker, reference: Any
     prompts = Prompts()
     ids, positions = prompts.packed()
     logits, captured = thinker.prefill(
-        thinker.embed(ids), positions, prompts.spans, new_cache(thinker.config, 4), capture
+        thinker.embed(ids), positions, PiecewiseSpans(prompts.spans), new_cache(thinker.config, 4), capture
     )
     for row, start, stop in prompts.spans:
         expected, states = reference_logits(reference, prompts.ids[row], prompts.positions[row])
@@ -109,7 +110,7 @@ def test_thinker_adds_deepstack_vectors_after_the_first_layers(thinker: Thinker,
     spots = torch.tensor([2, 3, 9, 10, 11, 30])
     vectors = list(torch.randn(3, len(spots), thinker.config.hidden_size, generator=torch.Generator().manual_seed(1)))
     logits, captured = thinker.prefill(
-        thinker.embed(ids), positions, prompts.spans, new_cache(thinker.config, 4), 2, (spots, vectors)
+        thinker.embed(ids), positions, PiecewiseSpans(prompts.spans), new_cache(thinker.config, 4), 2, (spots, vectors)
     )
     for row, start, stop in prompts.spans:
         inside = (spots >= start) & (spots < stop)
@@ -128,7 +129,7 @@ def test_thinker_decodes_ragged_rows(thinker: Thinker, reference: Any, slack: in
     prompts = Prompts()
     ids, positions = prompts.packed()
     cache = new_cache(thinker.config, 6)
-    thinker.prefill(thinker.embed(ids), positions, prompts.spans, cache)
+    thinker.prefill(thinker.embed(ids), positions, PiecewiseSpans(prompts.spans), cache)
     tokens = torch.randint(0, 1000, (4, 3), generator=torch.Generator().manual_seed(2))
     first = torch.tensor([60, 61, 62, 63])
     steps = [
@@ -152,7 +153,7 @@ def test_a_row_decodes_alike_in_any_batch(thinker: Thinker, reference: Any, rows
     expected, _ = reference_logits(reference, torch.cat((prompt, torch.tensor([7]))), axes)
     cache = new_cache(thinker.config, rows)
     spans = [(row, 10 * row, 10 * row + 10) for row in range(rows)]
-    thinker.prefill(thinker.embed(prompt.repeat(rows)), axes[:, :10].repeat(1, rows), spans, cache)
+    thinker.prefill(thinker.embed(prompt.repeat(rows)), axes[:, :10].repeat(1, rows), PiecewiseSpans(spans), cache)
     tens = torch.full((rows,), 10)
     logits = thinker.decode(torch.full((rows,), 7), tens, tens, cache, 11)
     close(logits, expected[-1].expand(rows, -1))
@@ -162,12 +163,12 @@ def test_a_moved_row_goes_on(thinker: Thinker) -> None:
     prompts = Prompts()
     ids, positions = prompts.packed()
     cache = new_cache(thinker.config, 4)
-    thinker.prefill(thinker.embed(ids), positions, prompts.spans, cache)
+    thinker.prefill(thinker.embed(ids), positions, PiecewiseSpans(prompts.spans), cache)
     step = torch.tensor([5]), torch.tensor([70])
     cache.move(1, 0, LENGTHS[1])
     moved = thinker.decode(*step, torch.tensor(LENGTHS[1:2]), cache, 14)
     fresh = new_cache(thinker.config, 1)
-    thinker.prefill(thinker.embed(prompts.ids[1]), prompts.positions[1], [(0, 0, LENGTHS[1])], fresh)
+    thinker.prefill(thinker.embed(prompts.ids[1]), prompts.positions[1], PiecewiseSpans([(0, 0, LENGTHS[1])]), fresh)
     close(moved, thinker.decode(*step, torch.tensor(LENGTHS[1:2]), fresh, 14))
 
 
@@ -179,7 +180,7 @@ def test_bfloat16_follows_float32(nano: Path, config: OmniConfig, thinker: Think
     results = []
     for network, dtype in ((thinker, torch.float32), (half, torch.bfloat16)):
         cache = new_cache(network.config, 4, dtype)
-        first, _ = network.prefill(network.embed(ids), positions, prompts.spans, cache)
+        first, _ = network.prefill(network.embed(ids), positions, PiecewiseSpans(prompts.spans), cache)
         second = network.decode(torch.arange(4), lengths + 40, lengths, cache, 21)
         assert first.dtype == second.dtype == dtype
         results.append(torch.cat((first, second)).float())
@@ -218,7 +219,7 @@ def test_dense_layers_and_routing_without_renormalisation() -> None:
         expected = other(
             inputs_embeds=x[None], position_ids=torch.cat((torch.arange(9)[None], axes)).unsqueeze(1)
         ).last_hidden_state[0]
-        actual, _ = decoder.prefill(x, axes, [(0, 0, 9)], KVCache(4, 1, 1, 9, 16))
+        actual, _ = decoder.prefill(x, axes, PiecewiseSpans([(0, 0, 9)]), KVCache(4, 1, 1, 9, 16))
     close(actual[0], expected[-1])
 
 
@@ -269,7 +270,7 @@ def test_talker_frames_equal_generate(talker: Talker, reference: Any) -> None:
     ends = lengths.cumsum(0).tolist()
     spans = [(row, ends[row] - int(lengths[row]), ends[row]) for row in range(rows)]
     positions = torch.cat([torch.arange(int(length)) for length in lengths]).expand(3, -1)
-    hidden, logits = talker.prefill(torch.cat(prompts), positions, spans, cache)
+    hidden, logits = talker.prefill(torch.cat(prompts), positions, PiecewiseSpans(spans), cache)
     seen = torch.zeros(rows, len(talker.speakable), dtype=torch.bool)
     actual = []
     for frame in range(frames):
@@ -440,7 +441,9 @@ def test_a_prompt_is_read_the_same_to_the_bit_beside_any_other(thinker: Thinker)
         spans = [(row, end - length, end) for row, (end, length) in enumerate(zip(ends, lengths, strict=True))]
         positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
         embeds = thinker.embed(torch.cat([prompts[index] for index in chosen]))
-        return thinker.prefill(embeds, positions, spans, new_cache(thinker.config, 6, max_length=512))[0]
+        return thinker.prefill(embeds, positions, PiecewiseSpans(spans), new_cache(thinker.config, 6, max_length=512))[
+            0
+        ]
 
     together = logits(list(range(6)))
     for index in range(6):

@@ -97,8 +97,8 @@ def test_a_chunk_brings_its_samples_at_once(network: Code2Wav, voices: list[tupl
         assert counts == [4 * FRAME - TAIL, 25 * FRAME, FRAME, 7 * FRAME]
 
 
-def test_neighbours_and_padding_change_no_bit(network: Code2Wav) -> None:
-    """From four frames on; a pass of fewer multiplies fewer than four rows, which add in another order."""
+def test_neighbours_and_padding_change_rounding_at_most(network: Code2Wav) -> None:
+    """Some processors' matrix products add the last rows of an odd number in another order."""
     lengths = [20, 20, 17, 15]
     codes = torch.randint(0, 256, (4, 16, 40), generator=torch.Generator().manual_seed(10))
     starts = torch.full((4,), 20)
@@ -109,8 +109,8 @@ def test_neighbours_and_padding_change_no_bit(network: Code2Wav) -> None:
     for row, length in enumerate(lengths):
         own = slice(row, row + 1)
         alone = network.stream(codes[own, :, 20 : 20 + length], starts[own], memory[own])
-        assert torch.equal(waves[own, : FRAME * length], alone[0])
-        assert torch.equal(after[own], alone[1])
+        assert distance(waves[own, : FRAME * length], alone[0]) < 1e-6
+        assert distance(after[own], alone[1]) < 1e-6 * after.abs().max()
 
 
 def test_first_chunks_shorter_than_others_of_their_pass(network: Code2Wav) -> None:

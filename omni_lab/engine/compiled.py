@@ -1,21 +1,24 @@
 """Captured steps on the CPU: each step exported as one graph, compiled to a shared library, and kept on disk.
 
 One graph of a decode step serves a single row, and one every larger batch, with the batch and the window as free sizes;
-a batch of two or three is filled up to four. One graph of a vocoder's pass serves all rows and frames. The library
-holds code alone: the weights stay where the network has them. Compiling takes a minute or so and happens in a process
-of its own (see `pipeline/graphs.py`); loading takes milliseconds.
+a batch of two or three is filled up to four. One graph of a vocoder's pass serves all rows and frames, and one of a
+prefill all prompts. The library holds code alone: the weights stay where the network has them, and kernels are in a
+library of their own (see `kernels`). Compiling takes a minute or so and happens in a process of its own (see
+`pipeline/graphs.py`); loading takes milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from zipfile import BadZipFile
 
 import torch
 
 from omni_lab.engine.aot_library import AotLibrary
-from omni_lab.engine.traced import TRACED_FRAMES, TracedPass, TracedStep, replace_tensors, tensors_of
+from omni_lab.engine.traced import TRACED_FRAMES, TracedPass, TracedPrefill, TracedStep, replace_tensors, tensors_of
+from omni_lab.kernels.library import KernelsMissing, open_kernels
+from omni_lab.kernels.ops import SHIMS
 
 SIZES = (1, 4)
 """The smallest batch of each graph: one serves a row alone, the other all batches from four rows on."""
@@ -24,6 +27,7 @@ OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     "inplace_buffers": False,
     "joint_graph_constant_folding": False,
+    "aot_inductor.custom_ops_to_c_shims": SHIMS,
 }
 """Weights are not copied into the library. Inductor of torch 2.13 miscompiles a frame of one row when it reuses
 buffers in place. And a weight that happens to be the same everywhere must not become a number of the code, which serves
@@ -69,13 +73,11 @@ class CompiledGraphs:
 
     def _compare(self, rows: int) -> None:
         batch, window = self.step.example(rows), self._window(self.step.block)
-        try:
-            captured = self.run(len(window), *batch)
-        except RuntimeError as error:
-            raise GraphRefused(f"at batch {rows} it fails: {str(error).splitlines()[0]}") from error
-        eager = self.step.function(self.step.network, *batch, window, *self.step.memory)
-        if difference := compare(captured, eager):
-            raise GraphRefused(f"at batch {rows} {difference}")
+        compare(
+            lambda: self.run(len(window), *batch),
+            lambda: self.step.function(self.step.network, *batch, window, *self.step.memory),
+            f"at batch {rows}",
+        )
 
 
 class CompiledPass:
@@ -89,8 +91,11 @@ class CompiledPass:
         self.graph = open_graph(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
         for rows, frames in {(1, 4), (min(2, traced.rows), TRACED_FRAMES)}:
             batch = traced.example(rows, frames)
-            if difference := compare(self.run(*batch), traced.function(traced.network, *batch)):
-                raise GraphRefused(f"at {rows} rows of {frames} frames {difference}")
+            compare(
+                lambda batch=batch: self.run(*batch),
+                lambda batch=batch: traced.function(traced.network, *batch),
+                f"at {rows} rows of {frames} frames",
+            )
 
     def shape(self, rows: int, frames: int) -> tuple[int, int] | None:
         """The rows and frames that a pass of this shape is filled up to: its own; None without a graph."""
@@ -101,13 +106,40 @@ class CompiledPass:
         return self.graph([tensor.contiguous() for tensor in batch])  # the code knows no other strides
 
 
-def compare(captured: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str | None:
-    """What tells a captured step's outputs from the eager step's: whole numbers at all, floats beyond TOLERANCE."""
-    for index, (left, right) in enumerate(zip(captured, eager, strict=True)):
+class CompiledPrefill:
+    """The graph of one prefill, loaded and compared with the eager prefill; it takes every number of prompts.
+
+    It must be in `folder`. Raises GraphRefused if it computes something else.
+    """
+
+    def __init__(self, traced: TracedPrefill, folder: Path) -> None:
+        self.traced = traced
+        self.graph = open_graph(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
+        for lengths in ([9], [12, 5][: traced.rows]):
+            compare(
+                lambda lengths=lengths: self.run(*traced.example(lengths)),
+                lambda lengths=lengths: traced.eager(lengths),
+                f"for prompts of {lengths} tokens",
+            )
+
+    def run(self, *batch: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs for batch tensors of at most the traced rows and tokens."""
+        return self.graph([*batch, *self.traced.memory])
+
+
+Outputs = Callable[[], Sequence[torch.Tensor]]
+
+
+def compare(captured: Outputs, eager: Outputs, where: str) -> None:
+    """Raises GraphRefused if the captured step fails or differs: whole numbers at all, floats beyond TOLERANCE."""
+    try:
+        outputs = captured()
+    except RuntimeError as error:
+        raise GraphRefused(f"{where} it fails: {str(error).splitlines()[0]}") from error
+    for index, (left, right) in enumerate(zip(outputs, eager(), strict=True)):
         off = (left - right).abs().max().item()
         if not off <= (TOLERANCE * right.abs().max().item() if right.is_floating_point() else 0):
-            return f"output {index} of the captured step is {off:g} off that of the eager step"
-    return None
+            raise GraphRefused(f"{where} output {index} of the captured step is {off:g} off that of the eager step")
 
 
 def sizes(rows: int) -> list[int]:
@@ -119,17 +151,18 @@ def graph_file(folder: Path, name: str, size: int) -> Path:
     return folder / f"{name}-{size}.pt2"
 
 
-def export(step: TracedStep | TracedPass, size: int) -> torch.export.ExportedProgram:
-    """The graph of a step for one row, or for every batch from `size` rows on; that of a pass is for all."""
+def export(step: TracedStep | TracedPass | TracedPrefill, size: int) -> torch.export.ExportedProgram:
+    """The graph of a step for one row, or for every batch from `size` rows on; that of a pass or prefill is for all."""
     with torch.no_grad():
         inputs, shapes = step.signature(size)
         return torch.export.export(_Module(step), (inputs,), dynamic_shapes=(shapes,), strict=False)
 
 
-def compile_graph(step: TracedStep | TracedPass, size: int, folder: Path) -> None:
-    """Compile one graph to a package in `folder`."""
+def compile_graph(step: TracedStep | TracedPass | TracedPrefill, size: int, folder: Path) -> None:
+    """Compile one graph to a package in `folder`. Raises KernelsMissing if the kernels cannot be compiled."""
     import torch._inductor
 
+    open_kernels()
     package = graph_file(folder, step.name, size)
     partial = package.with_suffix(".partial.pt2")
     torch._inductor.aoti_compile_and_package(export(step, size), package_path=str(partial), inductor_configs=OPTIONS)
@@ -139,7 +172,10 @@ def compile_graph(step: TracedStep | TracedPass, size: int, folder: Path) -> Non
 def open_graph(package: Path, weights: dict[str, torch.Tensor]) -> AotLibrary:
     """A compiled graph, ready to be called. Raises GraphRefused if its package is damaged."""
     try:
+        open_kernels()
         return AotLibrary(package, weights)
+    except KernelsMissing as error:
+        raise GraphRefused(str(error)) from error
     except (OSError, BadZipFile) as error:
         raise GraphRefused(f"{package} cannot be opened ({error}); delete it and it is compiled anew") from error
 
@@ -147,7 +183,7 @@ def open_graph(package: Path, weights: dict[str, torch.Tensor]) -> AotLibrary:
 class _Module(torch.nn.Module):
     """A step or a pass whose weights are named buffers: the compiled graph asks for them by these names."""
 
-    def __init__(self, step: TracedStep | TracedPass) -> None:
+    def __init__(self, step: TracedStep | TracedPass | TracedPrefill) -> None:
         super().__init__()
         self.step = step
         for name, tensor in tensors_of(step.network).items():

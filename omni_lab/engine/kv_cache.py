@@ -49,6 +49,10 @@ class KVCache:
         """Lines [B * 2 * kv_heads] that rows 0..B-1 write next, where row b holds `lengths[b]` positions."""
         return (self.first_lines[: lengths.shape[0]] + lengths.unsqueeze(1)).flatten()
 
+    def lines_of(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Lines [N * 2 * kv_heads] of any rows [N], each at its own position [N]."""
+        return (self.first_lines.index_select(0, rows) + positions.unsqueeze(1)).flatten()
+
     def row(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one row in one layer, each [kv_heads, max_length, head_dim]."""
         heads = slice(row * self.kv_heads, (row + 1) * self.kv_heads)

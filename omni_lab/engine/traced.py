@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-TRACED_ROWS, TRACED_FRAMES = 13, 25
-"""The batch that stands for all larger ones, and the frames that stand for any number: sizes that nothing else in a
-network has, or tracing takes the two for one."""
+TRACED_ROWS, TRACED_FRAMES, TRACED_TOKENS = 13, 25, 11
+"""The batch that stands for all larger ones, and the frames of a pass and tokens of a prompt that stand for any number:
+sizes that nothing else in a network has, or tracing takes the two for one."""
 
 Signature = tuple[list[torch.Tensor], list[dict[int, Any]]]
 """Tensors to trace a function with, and which of their dimensions are free."""
@@ -70,6 +70,34 @@ class TracedPass:
         rows = Dim.STATIC if self.rows == 1 else Dim("rows", min=1, max=self.rows)
         batch = self.example(min(TRACED_ROWS, self.rows), TRACED_FRAMES)
         return list(batch), [{0: rows, 2: Dim("frames", min=1, max=self.frames)}, *[{0: rows}] * (len(batch) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPrefill:
+    """A prefill of one network: any number of prompts, packed.
+
+    `function(network, *batch, *memory)` takes the `batch` tensors, of which `shapes(tokens, prompts)` says what their
+    dimensions are, and the `memory` that it writes in place; it returns a tuple of tensors. `example(lengths)` makes
+    batch tensors for prompts so long, and `eager(lengths)` what the eager prefill answers to them. `rows` is the
+    largest number of prompts, `tokens` that of all their tokens.
+    """
+
+    name: str
+    network: Any
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    example: Callable[[list[int]], tuple[torch.Tensor, ...]]
+    eager: Callable[[list[int]], tuple[torch.Tensor, ...]]
+    shapes: Callable[[Any, Any], list[dict[int, Any]]]
+    memory: list[torch.Tensor]
+    rows: int
+    tokens: int
+
+    def signature(self, size: int) -> Signature:
+        """Every number of prompts and tokens, from one on: one graph serves all, so `size` decides nothing."""
+        rows = Dim.STATIC if self.rows == 1 else Dim("prompts", min=1, max=self.rows)
+        batch = self.example([TRACED_TOKENS] * min(TRACED_ROWS, self.rows))
+        shapes = self.shapes(Dim("tokens", min=1, max=self.tokens), rows)
+        return [*batch, *self.memory], [*shapes, *[{}] * len(self.memory)]
 
 
 def tensors_of(network: Any) -> dict[str, torch.Tensor]:

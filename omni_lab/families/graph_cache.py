@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from omni_lab.engine.compiled import GraphRefused, graph_file
 from omni_lab.families.plan import StagePlan
+from omni_lab.kernels.compiler import cache_root, compiler
+from omni_lab.kernels.library import sources
 
 PACKAGE = Path(__file__).parent.parent
-TRACED = ("engine/compiled.py", "engine/kv_cache.py", "engine/sampler.py", "engine/traced.py")
+TRACED = ("engine/compiled.py", "engine/kv_cache.py", "engine/sampler.py", "engine/traced.py", "kernels/ops.py")
 """Sources, beside the networks and their steps, that decide what a graph computes."""
 
 
@@ -33,10 +35,14 @@ def graph_folder(plan: StagePlan) -> Path:
     return cache_root() / "graphs" / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def cache_root() -> Path:
-    """`OMNI_LAB_CACHE`, else `omni_lab` in the user's cache directory: graphs, and the compiler's own cache."""
-    root = os.environ.get("OMNI_LAB_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "omni_lab"
-    return Path(root).expanduser()
+def graph_files(plan: StagePlan, name: str, sizes: Iterable[int]) -> Path:
+    """The folder in which the graphs of a step are. Raises GraphRefused if one is missing, with the reason."""
+    folder = graph_folder(plan)
+    for size in sizes:
+        package = graph_file(folder, name, size)
+        if not package.exists():
+            raise GraphRefused(why_missing(package))
+    return folder
 
 
 def failure_file(package: Path) -> Path:
@@ -51,13 +57,8 @@ def why_missing(package: Path) -> str:
     return "its graph was not compiled" if compiler() else "there is no C++ compiler to compile it with (install g++)"
 
 
-def compiler() -> str | None:
-    """The C++ compiler that PyTorch would use, if there is one."""
-    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None)
-
-
 @cache
 def _sources() -> str:
     files = [*sorted(PACKAGE.glob("models/**/*.py")), *sorted(PACKAGE.glob("families/**/*steps.py"))]
     files += [PACKAGE / name for name in TRACED]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files) + sources().encode()).hexdigest()

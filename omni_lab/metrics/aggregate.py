@@ -16,6 +16,9 @@ from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.metrics.request import RequestFigures, request_figures
 
 Counts = dict[str, int]
+
+COUNTED = ("graph_replays", "eager_steps", "captured_prefills", "eager_prefills", "beside_ns")
+"""What workers count that becomes a figure of their stage."""
 Figures = dict[str, Any]
 
 
@@ -80,12 +83,12 @@ def stage_figures(steps: Iterable[StepRow], duration_s: float, replicas: Mapping
 def add_counts(stages: Figures, before: dict[str, Counts], after: dict[str, Counts]) -> None:
     """Give each stage what its workers counted between two readings.
 
-    That is steps that were graph replays, eager ones, and `beside_us`: the time a step in which payloads were built and
-    sent beside the step loop.
+    That is steps and prefills that were graph replays, eager ones, and `beside_us`: the time a step in which payloads
+    were built and sent beside the step loop.
     """
     for worker, counts in after.items():
         figures = stages.get(worker.rpartition("_r")[0])
-        for name in ("graph_replays", "eager_steps", "beside_ns") if figures else ():
+        for name in COUNTED if figures else ():
             if name in counts:
                 earlier = before.get(worker, {}).get(name, 0)
                 earlier = 0 if counts[name] < earlier else earlier  # the worker's process was replaced meanwhile

@@ -1,8 +1,12 @@
-"""The main program that compiles one graph of one stage; `pipeline/graphs.py` starts it."""
+"""The main program that compiles graphs; `pipeline/graphs.py` starts it.
+
+It reads a job a line, (plan, name, smallest batch) as JSON, and answers each with a line.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -24,7 +28,6 @@ def main(plan: StagePlan, name: str, size: int) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another pipeline may be compiling the same graph
         if package.exists():
             return
-        torch.set_num_threads(1)
         built = qwen3_omni.build_stage(msgspec.structs.replace(plan, step="eager"), StepClock())
         try:
             compile_graph(qwen3_omni.traced_step(built, name), size, package.parent)
@@ -41,4 +44,9 @@ def _write(file: Path, text: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(msgspec.json.decode(sys.argv[1], type=StagePlan), sys.argv[2], int(sys.argv[3]))
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the compiler prints is no answer
+    for line in sys.stdin:
+        main(*msgspec.json.decode(line, type=tuple[StagePlan, str, int]))
+        print("done", file=answers, flush=True)

@@ -19,7 +19,7 @@ def replays(stages: pd.DataFrame) -> go.Figure:
     """The share of each stage's steps that were replayed and that ran eager, a bar for each configuration.
 
     Counts are of all concurrencies in `stages` together, means of their repeats; those of Code2Wav are of its passes.
-    Prefill is never captured and counts nowhere.
+    Prefills are counted elsewhere (`captured_prefills`, `eager_prefills`).
     """
     title = {"text": "Steps replayed from a captured graph"}
     counted = stages.reindex(columns=["configuration", "stage", *COUNTS]).fillna(dict.fromkeys(COUNTS, 0))

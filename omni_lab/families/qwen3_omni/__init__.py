@@ -13,7 +13,7 @@ from omni_lab.engine.clock import StepClock
 from omni_lab.engine.kv_cache import KVCache, rows_within
 from omni_lab.engine.rows import HostRows, ResidentRows
 from omni_lab.engine.stage import Stage
-from omni_lab.engine.traced import TracedPass, TracedStep
+from omni_lab.engine.traced import TracedPass, TracedPrefill, TracedStep
 from omni_lab.families.plan import StagePlan
 from omni_lab.models.qwen3_omni.config import DecoderConfig, OmniConfig, parse_config
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW
@@ -70,6 +70,7 @@ def build_stage(plan: StagePlan, clock: StepClock) -> Built:
 def _thinker(
     plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
 ) -> Built:
+    from omni_lab.families.qwen3_omni.prefill_steps import EagerPrefill
     from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode, choose_step
     from omni_lab.families.qwen3_omni.thinker import ThinkerStage
     from omni_lab.models.qwen3_omni.audio_tower import AudioTower
@@ -84,10 +85,11 @@ def _thinker(
     load_weights(directory, slots, ("thinker.",))
     network.prepare()
     cache, rows = _cache(plan, config.thinker.text, dtype, device)
-    decode, graphs = choose_step(plan, EagerDecode(network, cache), CapturedDecode, rows)
+    prefill = EagerPrefill(network, cache, capture=config.talker.accept_hidden_layer)
+    decode, prefill, graphs = choose_step(plan, EagerDecode(network, cache), CapturedDecode, prefill, rows)
     state = ROWS[plan.state](rows, device, network.decoder.rotation.axes)
     stage = ThinkerStage(
-        config, network, audio_tower, vision_tower, cache, decode, state, plan.max_length, device, clock
+        config, network, audio_tower, vision_tower, cache, prefill, decode, state, plan.max_length, device, clock
     )
     return Built(stage, rows, _facts(slots, rows) | graphs)
 
@@ -110,6 +112,7 @@ def _vllm_thinker(plan: StagePlan, config: OmniConfig, clock: StepClock) -> Buil
 def _talker(
     plan: StagePlan, directory: Path, config: OmniConfig, device: torch.device, dtype: torch.dtype, clock: StepClock
 ) -> Built:
+    from omni_lab.families.qwen3_omni.prefill_steps import EagerPrefill
     from omni_lab.families.qwen3_omni.steps import CapturedFrame, EagerFrame, choose_step
     from omni_lab.families.qwen3_omni.talker import TalkerStage
     from omni_lab.models.qwen3_omni.rotary import LinearRotation, MultimodalRotation
@@ -127,8 +130,9 @@ def _talker(
     network.prepare()
     cache, rows = _cache(plan, config.talker.text, dtype, device)
     state = ROWS[plan.state](rows, device, rotation.axes, config.talker.text.hidden_size, dtype)
-    frame, graphs = choose_step(plan, EagerFrame(network, cache), CapturedFrame, rows)
-    stage = TalkerStage(network, cache, frame, state, plan.max_length, device, clock)
+    prefill = EagerPrefill(network, cache)
+    frame, prefill, graphs = choose_step(plan, EagerFrame(network, cache), CapturedFrame, prefill, rows)
+    stage = TalkerStage(network, cache, prefill, frame, state, plan.max_length, device, clock)
     return Built(stage, rows, _facts(slots, rows) | graphs)
 
 
@@ -157,21 +161,26 @@ def _code2wav(
 def graph_names(plan: StagePlan) -> list[tuple[str, int]]:
     """(name, smallest batch) of each graph that a plan's captured step needs on a CPU."""
     from omni_lab.engine.compiled import sizes
+    from omni_lab.families.qwen3_omni.prefill_steps import has_prefill_graph, prefill_name
     from omni_lab.families.qwen3_omni.steps import TRACES
     from omni_lab.families.qwen3_omni.vocoder_steps import pass_names
 
     if plan.stage == "code2wav":
         return [(name, 1) for name in pass_names(plan)]
-    return [(name, size) for name in TRACES[plan.stage] for size in sizes(plan.rows)]
+    prefills = [(prefill_name(plan.stage), 1)] if has_prefill_graph(plan) else []
+    return [(name, size) for name in TRACES[plan.stage] for size in sizes(plan.rows)] + prefills
 
 
-def traced_step(built: Built, name: str) -> TracedStep | TracedPass:
+def traced_step(built: Built, name: str) -> TracedStep | TracedPass | TracedPrefill:
     """The step of a stage that was built without graphs, to be compiled; `name` is one of `graph_names`."""
+    from omni_lab.families.qwen3_omni.prefill_steps import prefill_name, traced_prefill
     from omni_lab.families.qwen3_omni.steps import TRACES
     from omni_lab.families.qwen3_omni.vocoder_steps import traced_pass
 
     if built.stage.name == "code2wav":
         return traced_pass(built.stage.vocoder.network, built.rows, name)
+    if name == prefill_name(built.stage.name):
+        return traced_prefill(built.stage.name, built.stage.prefill, built.rows)
     trace = TRACES[built.stage.name][name]
     return trace(built.stage.network, built.stage.cache, built.rows)
 

@@ -8,13 +8,19 @@ from typing import Any, Protocol
 
 import torch
 
-from omni_lab.engine.compiled import CompiledGraphs, GraphRefused, graph_file, sizes
+from omni_lab.engine.compiled import CompiledGraphs, CompiledPrefill, GraphRefused, sizes
 from omni_lab.engine.cuda_graph import CudaGraphs
 from omni_lab.engine.kv_cache import KVCache
 from omni_lab.engine.sampler import ResidualPick
 from omni_lab.engine.traced import TracedStep
-from omni_lab.families.graph_cache import graph_folder, why_missing
+from omni_lab.families.graph_cache import graph_files
 from omni_lab.families.plan import StagePlan
+from omni_lab.families.qwen3_omni.prefill_steps import (
+    CapturedPrefill,
+    EagerPrefill,
+    has_prefill_graph,
+    traced_prefill,
+)
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW
 from omni_lab.models.qwen3_omni.talker import Talker
 from omni_lab.models.qwen3_omni.thinker import Thinker
@@ -138,27 +144,27 @@ def choose_step(
     plan: StagePlan,
     eager: EagerDecode | EagerFrame,
     captured: type[CapturedDecode | CapturedFrame],
+    prefill: EagerPrefill,
     rows: int,
-) -> tuple[EagerDecode | EagerFrame | CapturedDecode | CapturedFrame, dict[str, str]]:
-    """The step that a plan asks for, and a fact for the record: whether it is captured, or why it is not."""
+) -> tuple[EagerDecode | EagerFrame | CapturedDecode | CapturedFrame, EagerPrefill | CapturedPrefill, dict[str, str]]:
+    """The step and the prefill that a plan asks for, and a fact for the record: if they are captured, or why not."""
     if plan.step == "eager":
-        return eager, {}
+        return eager, prefill, {}
     try:
         steps = [trace(eager.network, eager.cache, rows) for trace in TRACES[plan.stage].values()]
         graphs = [CudaGraphs(step) if plan.device.startswith("cuda") else open_graphs(plan, step) for step in steps]
+        if has_prefill_graph(plan):
+            traced = traced_prefill(plan.stage, prefill, rows)
+            graph = CompiledPrefill(traced, graph_files(plan, traced.name, [1]))
+            prefill = CapturedPrefill(graph, prefill, eager.counters)
     except GraphRefused as refused:
-        return eager, {"graphs": str(refused)}
-    return captured(*graphs, eager), {"graphs": CAPTURED}
+        return eager, prefill, {"graphs": str(refused)}
+    return captured(*graphs, eager), prefill, {"graphs": CAPTURED}
 
 
 def open_graphs(plan: StagePlan, traced: TracedStep) -> CompiledGraphs:
     """The compiled graphs of a plan. Raises GraphRefused if there are none, with the reason."""
-    folder = graph_folder(plan)
-    for size in sizes(traced.rows):
-        package = graph_file(folder, traced.name, size)
-        if not package.exists():
-            raise GraphRefused(why_missing(package))
-    return CompiledGraphs(traced, folder)
+    return CompiledGraphs(traced, graph_files(plan, traced.name, sizes(traced.rows)))
 
 
 def traced_decode(network: Thinker, cache: KVCache, rows: int) -> TracedStep:

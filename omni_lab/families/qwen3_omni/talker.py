@@ -12,6 +12,7 @@ from omni_lab.engine.kv_cache import KVCache
 from omni_lab.engine.rows import Rows
 from omni_lab.engine.sampler import Sampler
 from omni_lab.engine.stage import Emission, Sequence
+from omni_lab.families.qwen3_omni.prefill_steps import CapturedPrefill, EagerPrefill
 from omni_lab.families.qwen3_omni.steps import RESIDUAL_TOP_K, RESIDUAL_TOP_P, CapturedFrame, EagerFrame
 from omni_lab.models.qwen3_omni.talker import Talker
 
@@ -49,6 +50,7 @@ class TalkerStage:
         self,
         network: Talker,
         cache: KVCache,
+        prefill: EagerPrefill | CapturedPrefill,
         frame: EagerFrame | CapturedFrame,
         rows: Rows,
         max_length: int,
@@ -58,6 +60,7 @@ class TalkerStage:
         config = network.config
         self.network = network
         self.cache = cache
+        self.prefill = prefill
         self.frame = frame
         self.counters = frame.counters
         self.rows = rows
@@ -119,7 +122,7 @@ class TalkerStage:
             start += len(prompt)
         packed = torch.cat(positions, 1).to(self.device)
         self.clock.enter(FORWARD)
-        hidden, logits = self.network.prefill(torch.cat(embeds), packed, spans, self.cache)
+        hidden, logits = self.prefill(torch.cat(embeds), packed, spans)
         self.clock.enter(SAMPLE)
         for sequence, (row, first, last), hidden_row, logits_row in zip(spoken, spans, hidden, logits, strict=True):
             self.sampler.assign(row, sequence.sampling)

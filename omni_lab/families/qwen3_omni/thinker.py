@@ -12,6 +12,7 @@ from omni_lab.engine.kv_cache import KVCache
 from omni_lab.engine.rows import Rows
 from omni_lab.engine.sampler import Sampler
 from omni_lab.engine.stage import Emission, Sequence
+from omni_lab.families.qwen3_omni.prefill_steps import CapturedPrefill, EagerPrefill
 from omni_lab.families.qwen3_omni.steps import CapturedDecode, EagerDecode
 from omni_lab.models.qwen3_omni.audio_tower import AudioTower
 from omni_lab.models.qwen3_omni.config import OmniConfig
@@ -47,6 +48,7 @@ class ThinkerStage:
         audio_tower: AudioTower,
         vision_tower: VisionTower,
         cache: KVCache,
+        prefill: EagerPrefill | CapturedPrefill,
         decode: EagerDecode | CapturedDecode,
         rows: Rows,
         max_length: int,
@@ -58,6 +60,7 @@ class ThinkerStage:
         self.audio_tower = audio_tower
         self.vision_tower = vision_tower
         self.cache = cache
+        self.prefill = prefill
         self.decode = decode
         self.counters = decode.counters
         self.rows = rows
@@ -102,10 +105,8 @@ class ThinkerStage:
             start += sequence.state.length
         embeds = self.network.embed(ids)
         deepstack = self._scatter_media(prompts, ids, embeds)
-        wants_hidden = any(TALKER in s.targets and p["talker_media"].any() for s, p in zip(batch, prompts, strict=True))
-        capture = self.config.talker.accept_hidden_layer if wants_hidden else None
         self.clock.enter(FORWARD)
-        logits, hidden = self.network.prefill(embeds, positions, spans, self.cache, capture, deepstack)
+        logits, hidden = self.prefill(embeds, positions, spans, deepstack=deepstack)
         self.clock.enter(SAMPLE)
         for sequence, prompt in zip(batch, prompts, strict=True):
             self.sampler.assign(sequence.row, sequence.sampling, prompt["input_ids"])

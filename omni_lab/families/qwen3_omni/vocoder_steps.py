@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_lab.engine.compiled import CompiledPass, GraphRefused, graph_file
+from omni_lab.engine.compiled import CompiledPass, GraphRefused
 from omni_lab.engine.cuda_graph import CudaPasses
 from omni_lab.engine.traced import TracedPass
-from omni_lab.families.graph_cache import graph_folder, why_missing
+from omni_lab.families.graph_cache import graph_files
 from omni_lab.families.plan import StagePlan
 from omni_lab.families.qwen3_omni.steps import CAPTURED
 from omni_lab.models.qwen3_omni.code2wav import Code2Wav
@@ -125,7 +125,4 @@ def _open(plan: StagePlan, traced: TracedPass) -> PassGraphs:
     """The graphs of a pass on the plan's device. Raises GraphRefused if there are none, with the reason."""
     if plan.device.startswith("cuda"):
         return CudaPasses(traced)
-    package = graph_file(graph_folder(plan), traced.name, 1)
-    if not package.exists():
-        raise GraphRefused(why_missing(package))
-    return CompiledPass(traced, package.parent)
+    return CompiledPass(traced, graph_files(plan, traced.name, [1]))

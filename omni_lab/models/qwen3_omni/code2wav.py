@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from omni_lab.kernels.ops import snake_convolution
 from omni_lab.models.qwen3_omni.code2wav_frames import ConvNeXt, PreTransformer, PreTransformerLayer, Upsample
 from omni_lab.models.qwen3_omni.code2wav_samples import (
     CONV_KERNEL,
@@ -20,7 +21,9 @@ from omni_lab.models.qwen3_omni.code2wav_samples import (
     CausalConv,
     DecoderBlock,
     DecoderUpsample,
+    ResidualUnit,
     SnakeBeta,
+    fused,
     to_mono,
 )
 from omni_lab.models.qwen3_omni.config import Code2WavConfig
@@ -92,7 +95,7 @@ class Code2Wav(nn.Module):
         config, weight = self.config, self.code_embedding.weight
         self.offsets = torch.arange(config.quantizers, device=weight.device)[:, None] * config.codebook_size
         for module in self.modules():
-            if isinstance(module, PreTransformer | Upsample | CausalConv | SnakeBeta | DecoderUpsample):
+            if isinstance(module, PreTransformer | Upsample | CausalConv | SnakeBeta | DecoderUpsample | ResidualUnit):
                 module.prepare()
 
     @property
@@ -162,6 +165,14 @@ class Code2Wav(nn.Module):
         signal = first(padded)
         for block in blocks:
             signal = block(signal, past)
-        padded = snake(signal, past.before(signal, last.padding))
-        past.keep(padded, last.padding)
-        return to_mono(padded, last.conv).float().clamp_(-1, 1), past.memory()
+        before = past.before(signal, last.padding)
+        if fused(signal, signal.shape[1]):
+            weights = snake.turns, snake.gain, last.kernel, last.conv.bias
+            wave, kept = snake_convolution(signal, before.contiguous(), past.ends(signal), 1, *weights)
+            past.take(kept)
+            wave = wave[:, 0]
+        else:
+            padded = snake(signal, before)
+            past.keep(padded, last.padding)
+            wave = to_mono(padded, last.conv).float()
+        return wave.clamp(-1, 1), past.memory()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from omni_lab.kernels.ops import has_kernel, residual_unit, snake_convolution
 from omni_lab.models.qwen3_omni.past import Past
 
 CONV_KERNEL = 7
@@ -18,6 +19,9 @@ ONEDNN_ELEMENTS = 20480
 """Above this input size of a row oneDNN convolves faster on a CPU; below, one matrix product does."""
 ONEDNN_CHANNELS = 16
 """oneDNN fills channels up to a multiple of this on a CPU; other counts are faster as one matrix product a tap."""
+
+KERNEL_CHANNELS = 64
+"""Up to so many channels the fused kernel keeps a stretch of all of them in a core's own caches."""
 
 
 class CausalConv(nn.Module):
@@ -31,6 +35,7 @@ class CausalConv(nn.Module):
     def prepare(self) -> None:
         """The kernel as one matrix over all taps; where they are wanted, as one for each tap."""
         weight = self.conv.weight
+        self.kernel = weight.permute(1, 2, 0).contiguous()
         self.columns, self.bias = weight.flatten(1)[None], self.conv.bias[:, None]
         if weight.shape[1] % ONEDNN_CHANNELS:
             self.taps = weight.permute(2, 0, 1)[:, None].contiguous()
@@ -64,6 +69,11 @@ def to_mono(padded: Tensor, conv: nn.Conv1d) -> Tensor:
     return wave
 
 
+def fused(signal: Tensor, channels: int) -> bool:
+    """Whether an activation and the convolution to `channels` behind it are one kernel."""
+    return torch.compiler.is_compiling() and has_kernel(signal) and channels <= KERNEL_CHANNELS
+
+
 class SnakeBeta(nn.Module):
     """x + sin(x * exp(alpha))^2 / (exp(beta) + 1e-9), with alpha and beta for each channel of [B, channels, T]."""
 
@@ -74,6 +84,7 @@ class SnakeBeta(nn.Module):
 
     def prepare(self) -> None:
         self.frequency = self.alpha.exp()[:, None]
+        self.turns = self.frequency / torch.pi
         self.gain = 1.0 / (self.beta.exp() + 1e-9)[:, None]
 
     def forward(self, signal: Tensor, before: Tensor) -> Tensor:
@@ -111,6 +122,9 @@ class DecoderUpsample(nn.Module):
 
     def prepare(self) -> None:
         """Halves of the kernel as [1, inputs, rate * outputs] matrices, and the bias once for each phase."""
+        weight = self.conv.weight
+        self.kernel = torch.stack((weight[..., self.rate :], weight[..., : self.rate]), 1).flatten(2)
+        self.kernel_bias = self.conv.bias.repeat_interleave(self.rate)
         halves = self.conv.weight.transpose(1, 2).chunk(2, dim=1)
         self.after, self.before = (half.reshape(1, half.shape[0], -1) for half in halves)
         self.bias = self.conv.bias.repeat(self.rate)[None, None]
@@ -124,7 +138,7 @@ class DecoderUpsample(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """h + conv1(snake(conv7(snake(h)))), the wide convolution dilated."""
+    """h + conv1(snake(conv7(snake(h)))), the wide convolution dilated; one kernel where it is compiled and narrow."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -133,8 +147,19 @@ class ResidualUnit(nn.Module):
         self.act2 = SnakeBeta(channels)
         self.conv2 = nn.ModuleDict({"conv": nn.Conv1d(channels, channels, 1)})
 
+    def prepare(self) -> None:
+        """The pointwise weight as the kernel reads it."""
+        self.narrow = self.conv2["conv"].weight[:, :, 0].t().contiguous()
+
     def forward(self, signal: Tensor, past: Past) -> Tensor:
         padding = self.conv1.padding
+        if fused(signal, signal.shape[1]):
+            first = self.act1.turns, self.act1.gain, self.conv1.kernel, self.conv1.bias
+            second = self.act2.turns, self.act2.gain, self.narrow, self.conv2["conv"].bias
+            before, ends = past.before(signal, padding).contiguous(), past.ends(signal)
+            signal, kept = residual_unit(signal, before, ends, self.conv1.conv.dilation[0], *first, *second)
+            past.take(kept)
+            return signal
         padded = self.act1(signal, past.before(signal, padding))
         past.keep(padded, padding)
         mixed = self.conv1(padded)
@@ -163,10 +188,17 @@ class DecoderBlock(nn.Module):
         Those need the next input step: they come first in the next pass, and where streams begin nothing does.
         """
         snake, upsample, *units = self.block
-        joined = snake(signal, past.before_if_any(signal, 1))
-        past.keep(joined, 1)
+        before = past.before_if_any(signal, 1)
+        if fused(signal, upsample.conv.out_channels):
+            weights = snake.turns, snake.gain, upsample.kernel, upsample.kernel_bias
+            ends = past.ends(signal)
+            signal, kept = snake_convolution(signal, before.contiguous(), ends, upsample.rate, *weights)
+            past.take(kept)
+        else:
+            joined = snake(signal, before)
+            past.keep(joined, 1)
+            signal = upsample(joined)
         past.rate *= upsample.rate
-        signal = upsample(joined)
         for unit in units:
             signal = unit(signal, past)
         return signal

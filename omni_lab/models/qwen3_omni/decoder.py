@@ -10,15 +10,12 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW, at_least
 from omni_lab.models.qwen3_omni.mlp import DenseMLP, ExpertMLP
 from omni_lab.models.qwen3_omni.rotary import LinearRotation, Rotary, Rotation, rotate
-
-Span = tuple[int, int, int]
-"""(row, start, stop): the sequence in cache row `row` owns packed positions start..stop of a prefill."""
+from omni_lab.models.qwen3_omni.spans import Spans
 
 
 class Decoder:
@@ -55,7 +52,7 @@ class Decoder:
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        spans: list[Span],
+        spans: Spans,
         cache: Any,
         capture: int | None = None,
         deepstack: tuple[torch.Tensor, list[torch.Tensor]] | None = None,
@@ -73,17 +70,14 @@ class Decoder:
             if index == capture == 0:
                 captured = x
             qk, value = layer.project(x)
-            rows = [cache.row(index, row) for row, _, _ in spans]
-            attended = layer.attend_spans(rotate(qk, cos, sin), value, spans, rows)
-            x = layer.finish(x, attended)
+            x = layer.finish(x, spans.attend(rotate(qk, cos, sin), value, cache, index))
             if index + 1 == capture:
                 captured = x
             if deepstack is not None and index < len(deepstack[1]):
                 x = x.index_add(0, deepstack[0], deepstack[1][index].to(x.dtype))
-        last = torch.tensor([stop - 1 for _, _, stop in spans], device=x.device)
         if capture == len(self.layers):
             captured = self.norm(x)
-        return self.norm(x[last]), captured
+        return self.norm(x[spans.last]), captured
 
     def decode(
         self, x: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor, cache: Any, end: int
@@ -176,26 +170,6 @@ class Layer:
             return (weights.unsqueeze(-1) * values.unsqueeze(1)).sum(2).view(query.shape[0], -1)
         scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
         return torch.bmm(torch.softmax(scores, -1), values).view(query.shape[0], -1)
-
-    def attend_spans(
-        self,
-        qk: torch.Tensor,
-        value: torch.Tensor,
-        spans: list[Span],
-        rows: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> torch.Tensor:
-        """Causal attention inside each span [N, heads * hd]; keys and values of a span go to its cache row."""
-        attended = torch.empty_like(qk[:, : self.heads])
-        for (keys, values), (_, start, stop) in zip(rows, spans, strict=True):
-            q, k = qk[start:stop].transpose(0, 1).split(self.sizes)
-            v = value[start:stop].transpose(0, 1)
-            keys[:, : stop - start] = k
-            values[:, : stop - start] = v
-            result = F.scaled_dot_product_attention(
-                q[None], k[None], v[None], is_causal=True, scale=1.0, enable_gqa=True
-            )
-            attended[start:stop] = result[0].transpose(0, 1)
-        return attended.view(qk.shape[0], -1)
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor, alone: bool = False) -> torch.Tensor:
         """Output projection and MLP, each with its residual. `alone` says that all rows are copies of one token."""

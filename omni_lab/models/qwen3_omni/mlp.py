@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from omni_lab.kernels import ops
+from omni_lab.kernels.ops import WIDEST, has_kernel
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_ROWS
 
@@ -89,6 +91,8 @@ def experts(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
 
     Tokens x and residual [N, H], weights and chosen expert ids [N, k], gate_up [E, H, 2I], down [E, I, H].
     """
+    if torch.compiler.is_compiling() and has_kernel(x) and not (down.shape[1] % WIDEST or down.shape[2] % WIDEST):
+        return ops.experts(x, residual, weights.contiguous(), chosen.contiguous(), gate_up, down)
     if torch.compiler.is_compiling() and x.shape[0] == 1:
         return gathered(x, residual, weights, chosen, gate_up, down)
     if torch.compiler.is_compiling() and gate_up.shape[0] <= DENSE_EXPERTS:

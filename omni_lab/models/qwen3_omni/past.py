@@ -49,6 +49,15 @@ class Past:
             if self._padding is not None:
                 last = last - self._padding[:, None] * self.rate
             kept = joined.gather(2, last.clamp(min=0)[:, None].expand(-1, joined.shape[1], -1))
+        self.take(kept)
+
+    def ends(self, signal: Tensor) -> Tensor:
+        """How many steps of signal [B, channels, T] each row really has [B]."""
+        steps = signal.new_full(signal.shape[:1], signal.shape[2], dtype=torch.int64)
+        return steps if self._padding is None else steps - self._padding * self.rate
+
+    def take(self, kept: Tensor) -> None:
+        """As `keep`, of steps that a kernel chose [B, channels, steps]."""
         self._kept.append(kept.flatten(1))
 
     def memory(self) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from omni_lab.models.qwen3_omni.config import DecoderConfig
-from omni_lab.models.qwen3_omni.decoder import Decoder, Span
+from omni_lab.models.qwen3_omni.decoder import Decoder
 from omni_lab.models.qwen3_omni.invariance import project
+from omni_lab.models.qwen3_omni.spans import Spans
 
 
 class Thinker:
@@ -39,7 +40,7 @@ class Thinker:
         self,
         embeds: torch.Tensor,
         positions: torch.Tensor,
-        spans: list[Span],
+        spans: Spans,
         cache: Any,
         capture: int | None = None,
         deepstack: tuple[torch.Tensor, list[torch.Tensor]] | None = None,

@@ -1,0 +1,50 @@
+// Products of a few rows with matrices that lie in a cache. Nothing is packed or copied first, and a row's sums run in
+// one order whatever the batch, so that a result does not depend on its neighbours.
+#pragma once
+
+#include "tensors.h"
+#include "vector.h"
+
+#include <algorithm>
+
+namespace {
+
+// ROWS rows times LINES vectors of columns; store_sum(row, column, vector) takes the sums.
+template <int64_t ROWS, int64_t LINES, typename Store>
+inline void multiply_block(
+    const float* const* rows, const float* weight, int64_t depth, int64_t stride, Store store_sum
+) {
+    Vector sums[ROWS][LINES] = {}, line[LINES];
+    const float* own[ROWS];
+    std::copy_n(rows, ROWS, own);
+    for (int64_t k = 0; k < depth; k++, weight += stride) {
+        for (int64_t v = 0; v < LINES; v++) line[v] = load(weight + v * WIDTH);
+        for (int64_t m = 0; m < ROWS; m++)
+            for (int64_t v = 0; v < LINES; v++) sums[m][v] += own[m][k] * line[v];
+    }
+    for (int64_t m = 0; m < ROWS; m++)
+        for (int64_t v = 0; v < LINES; v++) store_sum(m, v * WIDTH, sums[m][v]);
+}
+
+// A matrix [depth, width] whose lines lie `stride` numbers apart; width is a multiple of WIDTH.
+struct Matrix {
+    const float* data;
+    int64_t depth, width, stride;
+};
+
+// `count` rows times a matrix, column after column.
+template <typename Store>
+void multiply(const float* const* rows, int64_t count, const Matrix& matrix, Store store_sum) {
+    auto columns = [&]<int64_t LINES>(int64_t column) {
+        for (int64_t m = 0; m < count; m += BLOCK)
+            block(count - m, [&]<int64_t ROWS>() {
+                auto store_here = [&](int64_t row, int64_t at, Vector sum) { store_sum(m + row, column + at, sum); };
+                multiply_block<ROWS, LINES>(rows + m, matrix.data + column, matrix.depth, matrix.stride, store_here);
+            });
+    };
+    int64_t column = 0;
+    for (; column + LINE <= matrix.width; column += LINE) columns.template operator()<VECTORS>(column);
+    for (; column < matrix.width; column += WIDTH) columns.template operator()<1>(column);
+}
+
+}  // namespace
