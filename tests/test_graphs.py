@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from omni_lab.assemble import plan_stage
 from omni_lab.core import Sampling
 from omni_lab.engine.compiled import CompiledGraphs, GraphRefused, compile_graph, graph_file, sizes
 from omni_lab.engine.traced import TracedStep, tensors_of
+from omni_lab.families.qwen3_omni import STAGED
+from omni_lab.pipeline.graphs import compile_graphs
 from tests.oracle import OracleCase, load_oracle
 from tests.pipelines import answers, experiment
 from tests.test_oracle import check
@@ -183,3 +188,12 @@ def test_without_a_compiler_the_steps_run_eager_and_the_record_says_so(
     assert effective["optimizations"]["graphs"] == {"thinker": False, "talker": False, "code2wav": False}
     assert measured.counters["thinker_r0"]["eager_steps"] > 0
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_process_that_ends_over_a_graph_is_followed_by_another(nano: Path, tmp_path: Path) -> None:
+    stage = next(stage for stage in STAGED.stages if stage.name == "thinker")
+    lost = plan_stage(experiment(nano, CAPTURED), str(tmp_path / "no checkpoint"), stage, 0)
+    heard = []
+    jobs = [(lost, "thinker", 1)] * (os.cpu_count() + 1)
+    asyncio.run(compile_graphs(jobs, lambda: heard.append("done")))
+    assert len(heard) == len(jobs)

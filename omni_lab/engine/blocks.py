@@ -39,7 +39,7 @@ def gather(emissions: list[Emission]) -> list[Block]:
         emission.tensors = dict.fromkeys(emission.tensors)
     for name, block in blocks.items():
         if parts[name][0].ndim:
-            block.sizes = [len(tensor) for tensor in parts[name]]
+            block.sizes = [tensor.shape[0] for tensor in parts[name]]
             block.tensor = torch.cat(parts[name])
         else:
             block.tensor = torch.stack(parts[name])

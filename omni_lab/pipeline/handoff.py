@@ -41,7 +41,10 @@ class ChunkedHandoff:
         filling = emission.sequence.filling.get(emission.target)
         if filling is None:
             filling = emission.sequence.filling[emission.target] = Filling()
-        filling.rows += next((len(tensor) for tensor in emission.tensors.values() if tensor.ndim), 0)
+        for tensor in emission.tensors.values():
+            if tensor.ndim:
+                filling.rows += tensor.shape[0]
+                break
         if not emission.final and filling.rows < self._size(emission, filling.index):
             return None
         filling.rows = 0

@@ -161,9 +161,9 @@ class TalkerStage:
         self.sampler.commit(rows, tokens)
         picked = tokens.tolist()
         self.clock.enter(PAYLOAD)
-        emissions = []
+        emissions, frames = [], codes.split(1)
         for sequence, token in zip(batch, picked, strict=True):
-            frame = {"codes": codes[sequence.row : sequence.row + 1]}
+            frame = {"codes": frames[sequence.row]}
             sequence.state.sampled += 1
             if reason := self._reason(sequence, token):
                 emissions.append(self._finish(sequence, frame, reason))
