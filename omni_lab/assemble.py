@@ -151,6 +151,8 @@ def effective(experiment: Experiment, plans: dict[End, StagePlan], facts: dict[s
         if toggles["graphs"].get(end.stage) and refused:
             toggles["graphs"][end.stage] = False
             notes[f"graphs.{end.stage}"] = refused
+        elif told := facts.get(str(end), {}).get("prefill_graph"):
+            notes[f"graphs.{end.stage}"] = f"{told}; the prefill alone runs eager"
     if not toggles["async_chunk"] and not toggles["hot_path"]["decode_only_handoff"]:
         notes["hot_path.decode_only_handoff"] = "false changes nothing: without async_chunk everything is sent once"
     return {"optimizations": toggles, "notes": notes}

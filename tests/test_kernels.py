@@ -151,6 +151,10 @@ def test_kernels_are_compiled_once_and_a_failure_says_why(tmp_path: Path, monkey
     assert compiled.stat().st_mtime_ns == made
     library.open_kernels.cache_clear()
     compiled.unlink()
+    compiled.write_bytes(b"no library")
+    with pytest.raises(library.KernelsMissing, match=r"cannot be opened \(.*\); delete it"):
+        library.open_kernels()
+    compiled.unlink()
     monkeypatch.setattr(library, "FLAGS", ("--no-such-flag",))
     with pytest.raises(library.KernelsMissing, match=r"cannot compile the kernels: .*no-such-flag"):
         library.open_kernels()

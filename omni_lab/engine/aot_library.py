@@ -9,18 +9,13 @@ from __future__ import annotations
 import ctypes
 import tempfile
 import zipfile
-from collections.abc import Iterable
 from ctypes import POINTER, byref, c_bool, c_char, c_char_p, c_int32, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
 import torch
-from torch._C._aoti import alloc_tensors_by_stealing_from_void_ptrs, unsafe_alloc_void_ptrs_from_tensors
 
-content = ctypes.pythonapi.PyCapsule_GetPointer
-content.argtypes, content.restype = [ctypes.py_object, c_char_p], c_void_p
-capsule = ctypes.pythonapi.PyCapsule_New
-capsule.argtypes, capsule.restype = [c_void_p, c_char_p, c_void_p], ctypes.py_object
+from omni_lab.kernels.handles import handles, release
 
 
 class Constant(ctypes.Structure):
@@ -33,7 +28,7 @@ class AotLibrary:
     """Calls with a list of tensors return a list of tensors; weights stay where they are.
 
     `weights` are known by the names that the graph was exported with. Raises OSError or BadZipFile if the package is
-    damaged, RuntimeError if the library refuses a call; what it says about it is on stderr.
+    damaged or has no library, RuntimeError if the library refuses a call; what it says about it is on stderr.
     """
 
     container: c_void_p | None = None
@@ -41,6 +36,7 @@ class AotLibrary:
     def __init__(self, package: Path, weights: dict[str, torch.Tensor]) -> None:
         self.library = _open(package)
         self.weights: list[int] = []
+        self.kept: list[torch.Tensor] = []
         self.container = c_void_p()
         self._call("CreateWithDevice", byref(self.container), c_size_t(1), b"cpu", None)
         self.output_handles = (c_void_p * self._count("GetNumOutputs"))()
@@ -97,19 +93,11 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return view.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def handles(tensors: list[torch.Tensor]) -> list[int]:
-    """New handles (AtenTensorHandle) of tensors; torch gives them out in capsules."""
-    return [content(handle, None) for handle in unsafe_alloc_void_ptrs_from_tensors(tensors)]
-
-
-def release(owned: Iterable[int]) -> list[torch.Tensor]:
-    """The tensors of handles, which end here."""
-    return alloc_tensors_by_stealing_from_void_ptrs([capsule(handle, None, None) for handle in owned])
-
-
 @cache
 def _open(package: Path) -> ctypes.CDLL:
     """The library of a package, unpacked to a place that is gone at once: an open library needs its file no more."""
     with zipfile.ZipFile(package) as files, tempfile.TemporaryDirectory(prefix="omni_lab_") as folder:
-        name = next(name for name in files.namelist() if name.endswith(".so"))
+        name = next((name for name in files.namelist() if name.endswith(".so")), None)
+        if name is None:
+            raise zipfile.BadZipFile("there is no library in it")
         return ctypes.CDLL(files.extract(name, folder))

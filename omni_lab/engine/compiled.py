@@ -3,7 +3,7 @@
 One graph of a decode step serves a single row, and one every larger batch, with the batch and the window as free sizes;
 a batch of two or three is filled up to four. One graph of a vocoder's pass serves all rows and frames, and one of a
 prefill all prompts. The library holds code alone: the weights stay where the network has them, and kernels are in a
-library of their own (see `kernels`). Compiling takes a minute or so and happens in a process of its own (see
+library of their own (see `kernels`). Compiling takes a minute or so and happens in other processes (see
 `pipeline/graphs.py`); loading takes milliseconds.
 """
 
@@ -115,10 +115,10 @@ class CompiledPrefill:
     def __init__(self, traced: TracedPrefill, folder: Path) -> None:
         self.traced = traced
         self.graph = open_graph(graph_file(folder, traced.name, SIZES[0]), tensors_of(traced.network))
-        for lengths in ([9], [12, 5][: traced.rows]):
+        for lengths in ([9], [40, 5][: traced.rows]):
             compare(
-                lambda lengths=lengths: self.run(*traced.example(lengths)),
-                lambda lengths=lengths: traced.eager(lengths),
+                lambda lengths=lengths: [*self.run(*traced.example(lengths)), *traced.written(lengths)],
+                lambda lengths=lengths: [*traced.eager(lengths), *traced.written(lengths)],
                 f"for prompts of {lengths} tokens",
             )
 

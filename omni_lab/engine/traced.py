@@ -76,10 +76,11 @@ class TracedPass:
 class TracedPrefill:
     """A prefill of one network: any number of prompts, packed.
 
-    `function(network, *batch, *memory)` takes the `batch` tensors, of which `shapes(tokens, prompts)` says what their
-    dimensions are, and the `memory` that it writes in place; it returns a tuple of tensors. `example(lengths)` makes
-    batch tensors for prompts so long, and `eager(lengths)` what the eager prefill answers to them. `rows` is the
-    largest number of prompts, `tokens` that of all their tokens.
+    `function(network, embeds, positions, starts, cache_rows, last, *memory)` takes what stands for each token ([N, H],
+    [3, N], [N], [N]) and each prompt ([S]), and the `memory` that it writes in place; it returns a tuple of tensors.
+    `example(lengths)` makes these for prompts so long, `eager(lengths)` is what the eager prefill answers to them, and
+    `written(lengths)` what stands in memory afterwards. `rows` is the largest number of prompts, `tokens` that of all
+    their tokens.
     """
 
     name: str
@@ -87,7 +88,7 @@ class TracedPrefill:
     function: Callable[..., tuple[torch.Tensor, ...]]
     example: Callable[[list[int]], tuple[torch.Tensor, ...]]
     eager: Callable[[list[int]], tuple[torch.Tensor, ...]]
-    shapes: Callable[[Any, Any], list[dict[int, Any]]]
+    written: Callable[[list[int]], list[torch.Tensor]]
     memory: list[torch.Tensor]
     rows: int
     tokens: int
@@ -95,8 +96,9 @@ class TracedPrefill:
     def signature(self, size: int) -> Signature:
         """Every number of prompts and tokens, from one on: one graph serves all, so `size` decides nothing."""
         rows = Dim.STATIC if self.rows == 1 else Dim("prompts", min=1, max=self.rows)
+        tokens = Dim("tokens", min=1, max=self.tokens)
         batch = self.example([TRACED_TOKENS] * min(TRACED_ROWS, self.rows))
-        shapes = self.shapes(Dim("tokens", min=1, max=self.tokens), rows)
+        shapes = [{0: tokens}, {1: tokens}, {0: tokens}, {0: tokens}, {0: rows}]
         return [*batch, *self.memory], [*shapes, *[{}] * len(self.memory)]
 
 

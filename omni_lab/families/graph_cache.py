@@ -11,8 +11,8 @@ import torch
 
 from omni_lab.engine.compiled import GraphRefused, graph_file
 from omni_lab.families.plan import StagePlan
-from omni_lab.kernels.compiler import cache_root, compiler
-from omni_lab.kernels.library import sources
+from omni_lab.kernels.library import KernelsMissing, open_kernels, sources
+from omni_lab.kernels.native import cache_root, compiler, processor
 
 PACKAGE = Path(__file__).parent.parent
 TRACED = ("engine/compiled.py", "engine/kv_cache.py", "engine/sampler.py", "engine/traced.py", "kernels/ops.py")
@@ -27,7 +27,7 @@ def graph_folder(plan: StagePlan) -> Path:
     shape = (plan.stage, plan.rows, plan.max_length, plan.dtype, plan.positions, plan.cache_bytes)
     parts = [
         torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
+        processor(),
         repr(shape),
         (Path(plan.checkpoint) / "config.json").read_text(),
         _sources(),
@@ -54,7 +54,13 @@ def why_missing(package: Path) -> str:
     """Why there is no such graph."""
     if failure_file(package).exists():
         return failure_file(package).read_text()
-    return "its graph was not compiled" if compiler() else "there is no C++ compiler to compile it with (install g++)"
+    if compiler() is None:
+        return "there is no C++ compiler to compile it with (install g++)"
+    try:
+        open_kernels()
+    except KernelsMissing as error:
+        return str(error)
+    return "its graph was not compiled"
 
 
 @cache

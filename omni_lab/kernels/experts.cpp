@@ -1,4 +1,4 @@
-// The experts of a decode step: each multiplies the rows that chose it where they are.
+// The experts of a step: each multiplies the rows that chose it where they are.
 #include "products.h"
 
 // See ops.experts.
@@ -11,6 +11,7 @@ extern "C" AOTITorchError aoti_torch_cpu_experts(
         const Tensor<int64_t> chosen(chosen_);
         const int64_t tokens = x.sizes[0], hidden = x.sizes[1], top_k = chosen.sizes[1];
         const int64_t count = down.sizes[0], inner = down.sizes[1];
+        require(hidden % WIDTH == 0 && inner % WIDTH == 0, "the widths are no multiples of a vector");
         const Tensor<float> out = new_tensor({tokens, hidden}, out_);
         std::copy_n(residual.data, tokens * hidden, out.data);
         std::vector<const float*> rows(tokens);

@@ -11,24 +11,29 @@ from pathlib import Path
 
 import torch
 
-from omni_lab.kernels.compiler import cache_root, compiler
+from omni_lab.kernels.native import cache_root, compiler, processor
 
 SOURCES = sorted([*Path(__file__).parent.glob("*.cpp"), *Path(__file__).parent.glob("*.h")])
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+TUNED = ("-march=native",), ()
+"""For this very processor, or where the compiler does not know it, for all of its kind."""
 
 
 class KernelsMissing(Exception):
-    """The kernels cannot be compiled; the message says why."""
+    """The kernels cannot be compiled or opened; the message says why."""
 
 
 @cache
 def open_kernels() -> ctypes.CDLL:
     """The library, whose functions every graph that is opened later finds. Raises KernelsMissing."""
-    version = "\0".join([torch.__version__, torch.backends.cpu.get_cpu_capability(), *FLAGS, sources()])
+    version = "\0".join([torch.__version__, processor(), *FLAGS, sources()])
     library = cache_root() / "kernels" / f"{hashlib.sha256(version.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         _compile(library)
-    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    try:
+        return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise KernelsMissing(f"{library} cannot be opened ({error}); delete it and it is compiled anew") from error
 
 
 def sources() -> str:
@@ -48,8 +53,10 @@ def _compile(library: Path) -> None:
         home = Path(torch.__file__).parent
         files = [source for source in SOURCES if source.suffix == ".cpp"]
         torch_flags = f"-I{home / 'include'}", f"-L{home / 'lib'}", "-ltorch_cpu"
-        command = [compiler(), *FLAGS, *files, *torch_flags, "-o", partial]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise KernelsMissing(f"{compiler()} cannot compile the kernels: {done.stderr.strip()[:300]}")
-        partial.rename(library)
+        for tuned in TUNED:
+            command = [compiler(), *FLAGS, *tuned, *files, *torch_flags, "-o", partial]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if not done.returncode:
+                partial.rename(library)
+                return
+        raise KernelsMissing(f"{compiler()} cannot compile the kernels: {done.stderr.strip()[:300]}")

@@ -10,8 +10,16 @@ import ctypes
 import torch
 from torch import Tensor
 
-from omni_lab.engine.aot_library import handles, release
+from omni_lab.kernels.handles import handles, release
 from omni_lab.kernels.library import open_kernels
+
+WIDEST = 16
+"""Numbers of the widest vectors that a processor has."""
+
+
+def has_kernel(tensor: Tensor) -> bool:
+    """Whether the kernels take such a tensor."""
+    return tensor.is_cpu and tensor.dtype == torch.float32
 
 
 @torch.library.custom_op("omni_lab::snake_convolution", mutates_args=())
@@ -20,9 +28,9 @@ def snake_convolution(
 ) -> tuple[Tensor, Tensor]:
     """A convolution over snake(signal) behind the steps `before` it, and what the next pass looks back on.
 
-    signal [B, C, T] and before [B, C, P] with `weight` [C, taps, O * rate] and `bias` [O * rate] give
-    [B, O, (P + T - taps + 1) * rate]: each place of a kernel makes `rate` steps of an output, which stand side by side
-    in the weight. What is kept [B, C, taps - 1] are the last steps of row b up to its step ends[b].
+    signal [B, C, T] and before [B, C, P], at most taps - 1 steps, with `weight` [C, taps, O * rate] and `bias`
+    [O * rate] give [B, O, (P + T - taps + 1) * rate]: each place of a kernel makes `rate` steps of an output, which
+    stand side by side in the weight. What is kept [B, C, taps - 1] are the last steps of row b up to its step ends[b].
     snake(x) = x + gain * sin(pi * turns * x)^2 with C turns and gains.
     """
     return _call("snake_convolution", 2, signal, before, ends, rate, turns, gain, weight, bias)
@@ -96,15 +104,6 @@ def _(qk: Tensor, value: Tensor, _: Tensor) -> Tensor:
     return qk.new_empty(qk.shape[0], (qk.shape[1] - value.shape[1]) * qk.shape[2])
 
 
-WIDEST = 16
-"""Numbers of the widest vectors that a processor has."""
-
-
-def has_kernel(tensor: Tensor) -> bool:
-    """Whether the kernels take such a tensor."""
-    return tensor.is_cpu and tensor.dtype == torch.float32
-
-
 C_TYPES = {"Tensor": "AtenTensorHandle", "int": "int64_t"}
 
 
@@ -123,13 +122,15 @@ SHIMS = {kernel.default: [_declaration(kernel.default)] for kernel in KERNELS}
 
 def _call(name: str, count: int, *arguments: Tensor | int) -> tuple[Tensor, ...]:
     """`count` results of a kernel. Raises RuntimeError if it refuses its arguments."""
+    kernel = getattr(open_kernels(), f"aoti_torch_cpu_{name}")
     given = handles([argument for argument in arguments if isinstance(argument, Tensor)])
     tensors = map(ctypes.c_void_p, given)
     passed = [next(tensors) if isinstance(argument, Tensor) else ctypes.c_int64(argument) for argument in arguments]
     results = (ctypes.c_void_p * count)()
     places = [ctypes.byref(results, index * ctypes.sizeof(ctypes.c_void_p)) for index in range(count)]
-    failed = getattr(open_kernels(), f"aoti_torch_cpu_{name}")(*passed, *places)
+    failed = kernel(*passed, *places)
     release(given)
     if failed:
+        release(handle for handle in results if handle)
         raise RuntimeError(f"the kernel {name} refuses its arguments; the cause is on stderr")
     return tuple(release(results))

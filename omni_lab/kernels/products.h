@@ -7,8 +7,6 @@
 
 #include <algorithm>
 
-namespace {
-
 // ROWS rows times LINES vectors of columns; store_sum(row, column, vector) takes the sums.
 template <int64_t ROWS, int64_t LINES, typename Store>
 inline void multiply_block(
@@ -46,5 +44,3 @@ void multiply(const float* const* rows, int64_t count, const Matrix& matrix, Sto
     for (; column + LINE <= matrix.width; column += LINE) columns.template operator()<VECTORS>(column);
     for (; column < matrix.width; column += WIDTH) columns.template operator()<1>(column);
 }
-
-}  // namespace

@@ -44,6 +44,7 @@ extern "C" AOTITorchError aoti_torch_cpu_span_attention(
         const int64_t* starts = Tensor<int64_t>(starts_).data;
         const int64_t tokens = qk.sizes[0], kv_heads = value.sizes[1], size = value.sizes[2];
         const int64_t heads = qk.sizes[1] - kv_heads, group = heads / kv_heads;
+        require(size % WIDTH == 0, "the heads are no multiple of a vector");
         const Tensor<float> out = new_tensor({tokens, heads * size}, out_);
         std::vector<float> keys, values, scores;
         std::vector<const float*> rows(TOKENS * group);

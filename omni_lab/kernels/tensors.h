@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-static inline void check(AOTITorchError error, const char* what) {
-    if (error) throw std::runtime_error(what);
+inline void require(bool fulfilled, const char* otherwise) {
+    if (!fulfilled) throw std::runtime_error(otherwise);
 }
 
 template <typename Number>
@@ -20,28 +20,30 @@ struct Tensor {
 
     explicit Tensor(AtenTensorHandle handle) {
         int32_t dtype;
-        check(aoti_torch_get_dtype(handle, &dtype), "a tensor has no type");
-        if (dtype != (std::is_same_v<Number, float> ? aoti_torch_dtype_float32() : aoti_torch_dtype_int64()))
-            throw std::runtime_error("a tensor has numbers of another type");
+        require(!aoti_torch_get_dtype(handle, &dtype), "a tensor has no type");
+        require(
+            dtype == (std::is_same_v<Number, float> ? aoti_torch_dtype_float32() : aoti_torch_dtype_int64()),
+            "a tensor has numbers of another type"
+        );
         bool contiguous;
-        check(aoti_torch_is_contiguous(handle, &contiguous), "a tensor cannot be asked");
-        if (!contiguous) throw std::runtime_error("a tensor is not contiguous");
+        require(!aoti_torch_is_contiguous(handle, &contiguous), "a tensor cannot be asked");
+        require(contiguous, "a tensor is not contiguous");
         void* memory;
         int64_t* shape;
-        check(aoti_torch_get_data_ptr(handle, &memory), "a tensor has no memory");
-        check(aoti_torch_get_sizes(handle, &shape), "a tensor has no sizes");
+        require(!aoti_torch_get_data_ptr(handle, &memory), "a tensor has no memory");
+        require(!aoti_torch_get_sizes(handle, &shape), "a tensor has no sizes");
         data = static_cast<Number*>(memory);
         sizes = shape;
     }
 };
 
 // A new float32 tensor, whose handle goes to `handle`.
-static inline Tensor<float> new_tensor(std::vector<int64_t> sizes, AtenTensorHandle* handle) {
+inline Tensor<float> new_tensor(std::vector<int64_t> sizes, AtenTensorHandle* handle) {
     std::vector<int64_t> strides(sizes.size(), 1);
     for (int64_t axis = static_cast<int64_t>(sizes.size()) - 2; axis >= 0; axis--)
         strides[axis] = strides[axis + 1] * sizes[axis + 1];
-    check(
-        aoti_torch_empty_strided(
+    require(
+        !aoti_torch_empty_strided(
             sizes.size(), sizes.data(), strides.data(), aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
             handle
         ),
@@ -52,7 +54,7 @@ static inline Tensor<float> new_tensor(std::vector<int64_t> sizes, AtenTensorHan
 
 // Runs a kernel; what goes wrong is said on stderr, as AOTInductor does, and returned as an error.
 template <typename Kernel>
-static AOTITorchError guarded(const char* name, Kernel kernel) {
+AOTITorchError guarded(const char* name, Kernel kernel) {
     try {
         kernel();
         return AOTI_TORCH_SUCCESS;

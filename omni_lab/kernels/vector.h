@@ -16,25 +16,25 @@ constexpr int64_t BLOCK = 6;  // lines of sums that are kept in registers at a t
 
 typedef float Vector __attribute__((vector_size(WIDTH * sizeof(float))));
 
-static inline Vector load(const float* from) {
+inline Vector load(const float* from) {
     Vector value;
     std::memcpy(&value, from, sizeof value);
     return value;
 }
 
-static inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
+inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
 
-static inline Vector filled(float value) { return value - Vector{}; }
+inline Vector filled(float value) { return value - Vector{}; }
 
 // The nearest whole number: what is added to 1.5 * 2^23 loses its fraction. For |x| up to 2^22.
-static inline Vector rounded(Vector x) {
+inline Vector rounded(Vector x) {
     const Vector large = filled(12582912.0f);
     return (x + large) - large;
 }
 
 // The sum of coefficients[i] * x^i.
 template <size_t COUNT>
-static inline Vector polynomial(Vector x, const float (&coefficients)[COUNT]) {
+inline Vector polynomial(Vector x, const float (&coefficients)[COUNT]) {
     Vector sum = filled(coefficients[COUNT - 1]);
     for (size_t i = COUNT - 1; i-- > 0;) sum = sum * x + coefficients[i];
     return sum;
@@ -42,7 +42,7 @@ static inline Vector polynomial(Vector x, const float (&coefficients)[COUNT]) {
 
 // e^x: a power of two, which is written into the exponent of a number, times 2 to what is left, a polynomial
 // (interpolated at Chebyshev nodes; off by 1e-7 of the value). 0 below -87, and above 87 as at 87.
-static inline Vector exponential(Vector x) {
+inline Vector exponential(Vector x) {
     typedef int32_t Bits __attribute__((vector_size(sizeof(Vector))));
     const float series[] = {1.0f, 0.69314718f, 0.24022651f, 0.05550327f, 0.00961803f, 0.00134004f, 0.00015470f};
     const Vector most = filled(87.0f), least = filled(-87.0f);
@@ -55,7 +55,7 @@ static inline Vector exponential(Vector x) {
 
 // Calls function.template operator()<n>() for n = min(left, BLOCK): the compiler knows how many sums a loop keeps.
 template <typename Function>
-static inline void block(int64_t left, Function function) {
+inline void block(int64_t left, Function function) {
     switch (left) {
         case 1: return function.template operator()<1>();
         case 2: return function.template operator()<2>();

@@ -55,8 +55,8 @@ struct Convolution {
         for (int64_t c = 0; c < inputs; c++)
             for (int64_t k = 0; k < taps; k++, tap += outputs) {
                 for (int64_t v = 0; v < LINES; v++) line[v] = load(in + c * stride + k * dilation + v * WIDTH);
-        for (int64_t m = 0; m < ROWS; m++)
-            for (int64_t v = 0; v < LINES; v++) sums[m][v] += tap[m] * line[v];
+                for (int64_t m = 0; m < ROWS; m++)
+                    for (int64_t v = 0; v < LINES; v++) sums[m][v] += tap[m] * line[v];
             }
         for (int64_t m = 0; m < ROWS; m++)
             for (int64_t v = 0; v < LINES; v++) store(out + m * STRETCH + v * WIDTH, sums[m][v]);
@@ -72,7 +72,8 @@ void each_stretch(
     Work work
 ) {
     const int64_t channels = signal.sizes[1], steps = signal.sizes[2], earlier = before.sizes[2];
-    const int64_t stride = std::max(earlier, padding) + STRETCH + LINE;
+    const int64_t stride = padding + STRETCH + LINE;
+    require(steps > 0 && earlier <= padding, "there are no steps, or more before them than are looked back on");
     std::vector<float> lines(channels * stride);
     for (int64_t b = 0; b < signal.sizes[0]; b++) {
         for (int64_t c = 0; c < channels; c++)
@@ -138,6 +139,7 @@ extern "C" AOTITorchError aoti_torch_cpu_residual_unit(
         const Floats signal(signal_), before(before_), weight1(weight1_);
         const int64_t batch = signal.sizes[0], channels = signal.sizes[1], steps = signal.sizes[2];
         const int64_t taps = weight1.sizes[1], padding = (taps - 1) * dilation;
+        require(before.sizes[2] == padding, "there is not as much before the steps as is looked back on");
         const Floats out = new_tensor({batch, channels, steps}, out_);
         const Floats kept = new_tensor({batch, channels, padding}, kept_);
         const Convolution wide{weight1.data, Floats(bias1).data, channels, taps, channels, dilation};

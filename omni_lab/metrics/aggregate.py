@@ -16,10 +16,10 @@ from omni_lab.metrics.records import RequestRow, StepRow
 from omni_lab.metrics.request import RequestFigures, request_figures
 
 Counts = dict[str, int]
+Figures = dict[str, Any]
 
 COUNTED = ("graph_replays", "eager_steps", "captured_prefills", "eager_prefills", "beside_ns")
 """What workers count that becomes a figure of their stage."""
-Figures = dict[str, Any]
 
 
 def repeat_figures(

@@ -95,7 +95,8 @@ DEFINITIONS = {
     "where nothing was captured.",
     "stages.eager_steps": "The same for steps and passes that ran operator by operator, prefill aside.",
     "stages.captured_prefills": "Prefills that were replays of a captured graph; missing where there is none.",
-    "stages.eager_prefills": "Prefills that ran operator by operator though there is a graph: with images or videos.",
+    "stages.eager_prefills": "Prefills that ran operator by operator though there is a graph: with images or "
+    "videos, or very long.",
     "stages.tokens_per_s": "Text tokens (thinker) or codec frames (talker, code2wav) / time in steps "
     "and in gaps of the loop.",
 }

@@ -14,7 +14,8 @@ from omni_lab.engine.compiled import graph_file
 from omni_lab.families import qwen3_omni
 from omni_lab.families.graph_cache import failure_file, graph_folder
 from omni_lab.families.plan import StagePlan
-from omni_lab.kernels.compiler import cache_root, compiler
+from omni_lab.kernels.native import cache_root, compiler
+from omni_lab.pipeline.compile_graph import ANSWER
 
 Job = tuple[StagePlan, str, int]
 """A graph to compile: the plan of its stage, its name, and its smallest batch."""
@@ -49,20 +50,35 @@ async def compile_graphs(missing: list[Job], done: Callable[[], object]) -> None
 
 
 async def _compile(jobs: deque[Job], done: Callable[[], object]) -> None:
-    """Give a process one job after the other; one that ends over a job is followed by another."""
-    process = None
-    try:
-        while jobs:
-            plan, name, size = jobs.popleft()
-            if process is None or process.returncode is not None:
-                process = await _start()
-            process.stdin.write(msgspec.json.encode((plan, name, size)) + b"\n")
-            if not await process.stdout.readline():
+    """Give a process one job after the other.
+
+    One that ends over its first job had reason to, and the job is dropped; over a later one, another begins with it.
+    """
+    while jobs:
+        process, answered = await _start(), 0
+        try:
+            while jobs and await _ask(process, job := jobs.popleft()):
+                answered += 1
+                done()
+            if process.returncode is not None:
+                if answered:
+                    jobs.appendleft(job)
+                else:
+                    done()
+        finally:
+            if process.returncode is None:
+                process.kill()
                 await process.wait()
-            done()
-    finally:
-        if process is not None and process.returncode is None:
-            process.kill()
+
+
+async def _ask(process: asyncio.subprocess.Process, job: Job) -> bool:
+    """Whether the process answers; if not, it has ended."""
+    process.stdin.write(msgspec.json.encode(job) + b"\n")
+    while line := await process.stdout.readline():
+        if line.decode().strip() == ANSWER:
+            return True
+    await process.wait()
+    return False
 
 
 async def _start() -> asyncio.subprocess.Process:

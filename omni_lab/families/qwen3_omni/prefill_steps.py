@@ -42,7 +42,7 @@ class EagerPrefill:
 
 
 class CapturedPrefill:
-    """One prefill as a replay of its graph; one with images or videos, or a longer one, runs eager.
+    """One prefill as a replay of its graph; one with images or videos, or above LONGEST_PREFILL, runs eager.
 
     Both are counted in `counters`, those of the stage.
     """
@@ -59,11 +59,11 @@ class CapturedPrefill:
             self.counters["eager_prefills"] += 1
             return self.eager(embeds, positions, spans, **media)
         self.counters["captured_prefills"] += 1
-        return tuple(self.graph.run(embeds, positions.contiguous(), *packing(spans)))
+        return tuple(self.graph.run(embeds, positions.float().contiguous(), *packing(spans)))
 
 
 def has_prefill_graph(plan: StagePlan) -> bool:
-    """Whether a plan's prefill can be captured: its attention is a kernel, and that is for float32 on a CPU."""
+    """Whether a plan's prefill is captured: its attention is a kernel, and that is for float32 on a CPU."""
     return plan.device == "cpu" and plan.dtype == "float32"
 
 
@@ -104,24 +104,26 @@ def traced_prefill(stage: str, eager: EagerPrefill, rows: int) -> TracedPrefill:
             spans.append((row, start, start + length))
             start += length
         embeds = torch.randn(start, eager.network.decoder.config.hidden_size, generator=draw)
-        positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
-        return embeds, positions.contiguous(), spans
+        positions = torch.cat([torch.arange(length) for length in lengths]).float()
+        return embeds, positions.expand(3, -1).contiguous(), spans
 
     def example(lengths: list[int]) -> tuple[Tensor, ...]:
         embeds, positions, spans = prompts(lengths)
         return embeds, positions, *packing(spans)
 
-    def shapes(tokens: Any, rows: Any) -> list[dict[int, Any]]:
-        return [{0: tokens}, {1: tokens}, {0: tokens}, {0: tokens}, {0: rows}]
+    def written(lengths: list[int]) -> list[Tensor]:
+        layers = range(len(cache.lines))
+        rows = [(cache.row(layer, row), length) for layer in layers for row, length in enumerate(lengths)]
+        return [part[:, :length].clone() for parts, length in rows for part in parts]
 
     return TracedPrefill(
-        prefill_name(stage),
-        (eager.network, cache.over(())),
-        function,
-        example,
-        lambda lengths: eager(*prompts(lengths)),
-        shapes,
-        cache.lines,
-        rows,
-        LONGEST_PREFILL,
+        name=prefill_name(stage),
+        network=(eager.network, cache.over(())),
+        function=function,
+        example=example,
+        eager=lambda lengths: eager(*prompts(lengths)),
+        written=written,
+        memory=cache.lines,
+        rows=rows,
+        tokens=LONGEST_PREFILL,
     )

@@ -147,19 +147,23 @@ def choose_step(
     prefill: EagerPrefill,
     rows: int,
 ) -> tuple[EagerDecode | EagerFrame | CapturedDecode | CapturedFrame, EagerPrefill | CapturedPrefill, dict[str, str]]:
-    """The step and the prefill that a plan asks for, and a fact for the record: if they are captured, or why not."""
+    """The step and the prefill that a plan asks for, and facts for the record: if they are captured, or why not."""
     if plan.step == "eager":
         return eager, prefill, {}
     try:
         steps = [trace(eager.network, eager.cache, rows) for trace in TRACES[plan.stage].values()]
         graphs = [CudaGraphs(step) if plan.device.startswith("cuda") else open_graphs(plan, step) for step in steps]
-        if has_prefill_graph(plan):
-            traced = traced_prefill(plan.stage, prefill, rows)
-            graph = CompiledPrefill(traced, graph_files(plan, traced.name, [1]))
-            prefill = CapturedPrefill(graph, prefill, eager.counters)
     except GraphRefused as refused:
         return eager, prefill, {"graphs": str(refused)}
-    return captured(*graphs, eager), prefill, {"graphs": CAPTURED}
+    facts = {"graphs": CAPTURED}
+    if has_prefill_graph(plan):
+        traced = traced_prefill(plan.stage, prefill, rows)
+        try:
+            graph = CompiledPrefill(traced, graph_files(plan, traced.name, [1]))
+            prefill = CapturedPrefill(graph, prefill, eager.counters)
+        except GraphRefused as refused:
+            facts["prefill_graph"] = str(refused)
+    return captured(*graphs, eager), prefill, facts
 
 
 def open_graphs(plan: StagePlan, traced: TracedStep) -> CompiledGraphs:

@@ -170,9 +170,7 @@ class Code2Wav(nn.Module):
             weights = snake.turns, snake.gain, last.kernel, last.conv.bias
             wave, kept = snake_convolution(signal, before.contiguous(), past.ends(signal), 1, *weights)
             past.take(kept)
-            wave = wave[:, 0]
-        else:
-            padded = snake(signal, before)
-            past.keep(padded, last.padding)
-            wave = to_mono(padded, last.conv).float()
-        return wave.clamp(-1, 1), past.memory()
+            return wave[:, 0].clamp(-1, 1), past.memory()
+        padded = snake(signal, before)
+        past.keep(padded, last.padding)
+        return to_mono(padded, last.conv).float().clamp_(-1, 1), past.memory()

@@ -24,6 +24,16 @@ KERNEL_CHANNELS = 64
 """Up to so many channels the fused kernel keeps a stretch of all of them in a core's own caches."""
 
 
+def fits(tensor: Tensor, channels: int) -> bool:
+    """Whether there is a kernel for an activation and the convolution to `channels` behind it."""
+    return has_kernel(tensor) and channels <= KERNEL_CHANNELS
+
+
+def fused(signal: Tensor, channels: int) -> bool:
+    """Whether it is used: by what is compiled."""
+    return torch.compiler.is_compiling() and fits(signal, channels)
+
+
 class CausalConv(nn.Module):
     """Convolution over [B, channels, padding + T], the last `padding` steps before the T in front."""
 
@@ -33,9 +43,10 @@ class CausalConv(nn.Module):
         self.padding = (kernel - 1) * dilation
 
     def prepare(self) -> None:
-        """The kernel as one matrix over all taps; where they are wanted, as one for each tap."""
+        """The kernel as one matrix over all taps; where they are wanted, as one for each tap, and with outputs last."""
         weight = self.conv.weight
-        self.kernel = weight.permute(1, 2, 0).contiguous()
+        if fits(weight, weight.shape[0]):
+            self.kernel = weight.permute(1, 2, 0).contiguous()
         self.columns, self.bias = weight.flatten(1)[None], self.conv.bias[:, None]
         if weight.shape[1] % ONEDNN_CHANNELS:
             self.taps = weight.permute(2, 0, 1)[:, None].contiguous()
@@ -67,11 +78,6 @@ def to_mono(padded: Tensor, conv: nn.Conv1d) -> Tensor:
     for tap in range(1, taps.shape[1]):
         wave += taps[:, tap, tap : tap + length]
     return wave
-
-
-def fused(signal: Tensor, channels: int) -> bool:
-    """Whether an activation and the convolution to `channels` behind it are one kernel."""
-    return torch.compiler.is_compiling() and has_kernel(signal) and channels <= KERNEL_CHANNELS
 
 
 class SnakeBeta(nn.Module):
@@ -123,8 +129,9 @@ class DecoderUpsample(nn.Module):
     def prepare(self) -> None:
         """Halves of the kernel as [1, inputs, rate * outputs] matrices, and the bias once for each phase."""
         weight = self.conv.weight
-        self.kernel = torch.stack((weight[..., self.rate :], weight[..., : self.rate]), 1).flatten(2)
-        self.kernel_bias = self.conv.bias.repeat_interleave(self.rate)
+        if fits(weight, weight.shape[1]):
+            self.kernel = torch.stack((weight[..., self.rate :], weight[..., : self.rate]), 1).flatten(2)
+            self.kernel_bias = self.conv.bias.repeat_interleave(self.rate)
         halves = self.conv.weight.transpose(1, 2).chunk(2, dim=1)
         self.after, self.before = (half.reshape(1, half.shape[0], -1) for half in halves)
         self.bias = self.conv.bias.repeat(self.rate)[None, None]
@@ -149,7 +156,9 @@ class ResidualUnit(nn.Module):
 
     def prepare(self) -> None:
         """The pointwise weight as the kernel reads it."""
-        self.narrow = self.conv2["conv"].weight[:, :, 0].t().contiguous()
+        weight = self.conv2["conv"].weight
+        if fits(weight, weight.shape[0]):
+            self.narrow = weight[:, :, 0].t().contiguous()
 
     def forward(self, signal: Tensor, past: Past) -> Tensor:
         padding = self.conv1.padding

@@ -12,8 +12,8 @@ from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_ROWS
 
 DENSE_EXPERTS = 16
-"""A compiled step takes the dense way if there are few experts: it fuses well, and tracing `_grouped_mm` needs
-bfloat16."""
+"""Where the kernel does not go (bfloat16, odd widths), a compiled step takes the dense way if there are few experts: it
+fuses well, and tracing `_grouped_mm` needs bfloat16."""
 
 
 class DenseMLP:
