@@ -1,7 +1,7 @@
 """The passes of the vocoder, eager or captured: the same call, the same result.
 
-Compiled for a CPU a pass of the embedded checkpoint takes 0.45 (one row, four frames) to 0.9 (eight rows, 25 frames) of
-the eager one's time: the eager one has the faster sine, the compiled one goes over its signals less often.
+Compiled for a CPU a pass of the embedded checkpoint takes 0.22 (one row, four frames) to 0.39 (eight rows, 25 frames)
+of the eager one's time: its activations and convolutions are kernels (`kernels/vocoder.cpp`).
 """
 
 from __future__ import annotations
