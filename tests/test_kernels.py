@@ -150,11 +150,13 @@ def test_kernels_are_compiled_once_and_a_failure_says_why(tmp_path: Path, monkey
     library.open_kernels()
     assert compiled.stat().st_mtime_ns == made
     library.open_kernels.cache_clear()
-    compiled.unlink()
-    compiled.write_bytes(b"no library")
+    damaged = tmp_path / "other" / "kernels" / compiled.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"no library")
+    monkeypatch.setenv("OMNI_LAB_CACHE", str(tmp_path / "other"))
     with pytest.raises(library.KernelsMissing, match=r"cannot be opened \(.*\); delete it"):
         library.open_kernels()
-    compiled.unlink()
+    damaged.unlink()
     monkeypatch.setattr(library, "FLAGS", ("--no-such-flag",))
     with pytest.raises(library.KernelsMissing, match=r"cannot compile the kernels: .*no-such-flag"):
         library.open_kernels()
