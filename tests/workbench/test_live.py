@@ -29,18 +29,19 @@ FULL = Path(__file__).parents[2] / "experiments" / "full.yaml"
 LONG = "The quick brown fox jumps over the lazy dog. " * 4
 
 
-@pytest.fixture(scope="module")
-def live():
-    player = LivePlayer(FULL)
-    yield player
-    player.close()
-
-
 def until(true, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def live():
+    player = LivePlayer(FULL)
+    until(lambda: player.state == "ready")
+    yield player
+    player.close()
 
 
 def test_what_is_said_is_the_pipelines_answer(live: LivePlayer):
