@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,17 @@ import torch
 from torch import Tensor
 
 from omni_lab.engine.kv_cache import KVCache
+from omni_lab.engine.sampler import ResidualPick
+from omni_lab.families.qwen3_omni.prefill_steps import packing
 from omni_lab.kernels import library, ops
-from omni_lab.models.qwen3_omni import mlp
+from omni_lab.models.qwen3_omni import fused
 from omni_lab.models.qwen3_omni.code2wav_samples import DecoderUpsample, ResidualUnit, SnakeBeta, to_mono
+from omni_lab.models.qwen3_omni.code_predictor import CodePredictor
+from omni_lab.models.qwen3_omni.config import DecoderConfig
+from omni_lab.models.qwen3_omni.decoder import Decoder
 from omni_lab.models.qwen3_omni.past import Past
-from omni_lab.models.qwen3_omni.spans import PiecewiseSpans
+from omni_lab.models.qwen3_omni.rotary import MultimodalRotation
+from omni_lab.models.qwen3_omni.spans import PackedSpans, PiecewiseSpans, Span
 
 TOLERANCE = 2e-5
 
@@ -93,50 +100,144 @@ def test_a_snake_is_exact_far_from_zero() -> None:
     assert (actual - expected).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize(("tokens", "hidden", "inner", "experts", "top_k"), [(1, 192, 96, 8, 2), (67, 64, 16, 5, 3)])
-@torch.inference_mode()
-def test_experts_are_those_of_torch_whatever_the_batch(
-    tokens: int, hidden: int, inner: int, experts: int, top_k: int
-) -> None:
-    x, residual = torch.randn(2, tokens, hidden)
-    x[0] *= 100  # gates far from zero
-    chosen = torch.rand(tokens, experts).argsort(1)[:, :top_k].contiguous()
-    weights = torch.softmax(torch.randn(tokens, top_k), 1)
-    gate_up, down = torch.randn(experts, hidden, 2 * inner) / 8, torch.randn(experts, inner, hidden) / 4
-    actual = ops.experts(x, residual, weights, chosen, gate_up, down)
-    assert close(actual, mlp.grouped(x, residual, weights, chosen, gate_up, down))
-    for token in (0, tokens // 2, tokens - 1):
-        own = slice(token, token + 1)
-        alone = ops.experts(x[own], residual[own], weights[own], chosen[own], gate_up, down)
-        assert torch.equal(alone, actual[own])
+PLAIN = DecoderConfig(
+    vocab_size=50, hidden_size=48, intermediate_size=64, layers=3, heads=4, kv_heads=1, head_dim=16, rms_norm_eps=1e-6,
+    rope_theta=1e4, mrope_section=(4, 2, 2), experts=6, experts_per_token=3, expert_size=32, norm_topk=False,
+    dense_layers=frozenset({1}),
+)  # fmt: skip
+SHARED = DecoderConfig(
+    vocab_size=50, hidden_size=192, intermediate_size=64, layers=2, heads=6, kv_heads=2, head_dim=48, rms_norm_eps=1e-6,
+    rope_theta=1e6, mrope_section=None, experts=8, experts_per_token=2, expert_size=96, shared_expert_size=80,
+)  # fmt: skip
+STACKS = pytest.mark.parametrize("config", [PLAIN, SHARED], ids=["dense and experts", "with a shared expert"])
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 32), (4, 4, 16), (8, 1, 128)])
+def random_weights(part: Decoder | CodePredictor) -> None:
+    for slot in part.slots("").values():
+        torch.nn.init.normal_(slot, 1.0 if slot.ndim == 1 else 0.0, 0.3 if slot.ndim == 1 else slot.shape[-1] ** -0.5)
+    part.prepare()
+
+
+def decoder_of(config: DecoderConfig) -> Decoder:
+    decoder = Decoder(config, torch.float32, "cpu")
+    random_weights(decoder)
+    return decoder
+
+
+def cache_of(config: DecoderConfig, rows: int) -> KVCache:
+    return KVCache(config.layers, rows, config.kv_heads, 200, config.head_dim)
+
+
+@STACKS
+@pytest.mark.parametrize("capture", [None, 0, 1, -1])
 @torch.inference_mode()
-def test_attention_of_packed_prompts_is_that_of_torch_whatever_the_neighbours(
-    heads: int, kv_heads: int, size: int
-) -> None:
+def test_a_prefill_is_that_of_torch_whatever_the_neighbours(config: DecoderConfig, capture: int | None) -> None:
+    decoder = decoder_of(config)
+    capture = config.layers if capture == -1 else capture
     lengths = [31, 1, 16, 150]
     ends = torch.tensor(lengths).cumsum(0).tolist()
     spans = [(row, end - length, end) for row, (end, length) in enumerate(zip(ends, lengths, strict=True))]
-    qk, value = torch.randn(ends[-1], heads + kv_heads, size), torch.randn(ends[-1], kv_heads, size)
-    qk[:31] *= 5  # weights that are all but 0 and 1
-    starts = torch.cat([torch.full((stop - start,), start) for _, start, stop in spans])
-    actual = ops.span_attention(qk, value, starts)
-    cache = KVCache(1, len(spans), kv_heads, 160, size)
-    assert close(actual, PiecewiseSpans(spans).attend(qk, value, cache, 0))
-    for _, start, stop in spans:
-        own = slice(start, stop)
-        assert torch.equal(
-            ops.span_attention(qk[own], value[own], torch.zeros(stop - start, dtype=torch.int64)), actual[own]
-        )
+    x, positions = torch.randn(ends[-1], config.hidden_size), torch.randint(0, 90, (3, ends[-1])).float()
+    x[:31] *= 5
+
+    def fused_prefill(x: Tensor, positions: Tensor, spans: list[Span], cache: KVCache) -> tuple[Tensor, Tensor | None]:
+        return fused.prefill(decoder, x, positions, PackedSpans(*packing(spans)), cache, capture)
+
+    expected_cache, cache = cache_of(config, 4), cache_of(config, 4)
+    expected, expected_states = decoder.prefill(x, positions, PiecewiseSpans(spans), expected_cache, capture)
+    actual, states = fused_prefill(x, positions, spans, cache)
+    assert close(actual, expected)
+    assert (states is None and capture is None) or close(states, expected_states)
+    assert all(close(ours, theirs) for ours, theirs in zip(cache.lines, expected_cache.lines, strict=True))
+    for row, start, stop in spans:
+        alone, _ = fused_prefill(x[start:stop], positions[:, start:stop], [(0, 0, stop - start)], cache_of(config, 1))
+        assert torch.equal(alone[0], actual[row])
+
+
+@STACKS
+@pytest.mark.parametrize("rows", [1, 2, 70])
+@torch.inference_mode()
+def test_a_decode_step_is_that_of_torch_whatever_the_neighbours(config: DecoderConfig, rows: int) -> None:
+    decoder = decoder_of(config)
+    expected_cache = cache_of(config, rows)
+    for lines in expected_cache.lines:
+        lines.normal_()
+    cache = expected_cache.over([lines.clone() for lines in expected_cache.lines])
+    before = [lines.clone() for lines in cache.lines]
+    x, lengths = torch.randn(rows, config.hidden_size), torch.randint(0, 190, (rows,))
+    lengths[:2] = torch.tensor([0, 17])[:rows]
+    positions = lengths.float() + 3
+    expected = decoder.decode(x, positions, lengths, expected_cache, int(lengths.max()) + 1)
+    actual = fused.decode(decoder, x, positions, lengths, cache)
+    assert close(actual, expected)
+    assert all(close(ours, theirs) for ours, theirs in zip(cache.lines, expected_cache.lines, strict=True))
+    alone = fused.decode(decoder, x[:1], positions[:1], lengths[:1], cache.over(before))
+    assert torch.equal(alone[0], actual[0])
+
+
+@torch.inference_mode()
+def test_three_axes_turn_a_step_as_torch_does() -> None:
+    decoder = Decoder(PLAIN, torch.float32, "cpu", MultimodalRotation)
+    random_weights(decoder)
+    x, lengths, positions = torch.randn(5, 48), torch.zeros(5, dtype=torch.int64), torch.randint(0, 50, (5, 3)).float()
+    expected = decoder.decode(x, positions, lengths, cache_of(PLAIN, 5), 1)
+    assert close(fused.decode(decoder, x, positions, lengths, cache_of(PLAIN, 5)), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("who", ["greedy", "mixed", "drawn"])
+@torch.inference_mode()
+def test_residual_codes_are_those_of_torch(who: str, rows: int) -> None:
+    config = dataclasses.replace(PLAIN, vocab_size=72, experts=0, mrope_section=None, dense_layers=frozenset())
+    predictor = CodePredictor(config, 16, torch.float32, "cpu")
+    random_weights(predictor)
+    uniforms = torch.rand(rows, 16, dtype=torch.float64)
+    pick = {
+        "greedy": ResidualPick(50, 0.8),
+        "mixed": ResidualPick(50, 0.8, uniforms, torch.arange(rows) % 2 == 0),
+        "drawn": ResidualPick(50, 0.8, uniforms),
+    }[who]
+    hidden, embed0 = torch.randn(2, rows, config.hidden_size)
+    expected, expected_sum = predictor.predict(hidden, embed0, pick)
+    codes, embeds = fused.predict(predictor, hidden, embed0, pick)
+    assert torch.equal(codes, expected) and close(embeds, expected_sum)
+    first = ResidualPick(50, 0.8, uniforms[:1] if who == "drawn" else None)  # a mixed batch begins with a greedy row
+    alone, _ = fused.predict(predictor, hidden[:1], embed0[:1], first)
+    assert torch.equal(alone[0], codes[0])
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.8), (1, 0.8), (500, 0.999), (5, 0.01)])
+@torch.inference_mode()
+def test_a_draw_is_that_of_torch(top_k: int, top_p: float) -> None:
+    config = dataclasses.replace(
+        PLAIN, vocab_size=256, layers=1, experts=0, mrope_section=None, dense_layers=frozenset()
+    )
+    predictor = CodePredictor(config, 2, torch.float32, "cpu")
+    random_weights(predictor)
+    hidden, embed0 = torch.randn(2, 500, config.hidden_size)
+    uniforms = torch.rand(500, 2, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([[0.0], [1 - 1e-16]])
+    pick = ResidualPick(top_k, top_p, uniforms)
+    assert torch.equal(fused.predict(predictor, hidden, embed0, pick)[0], predictor.predict(hidden, embed0, pick)[0])
+
+
+def test_odd_widths_go_another_way() -> None:
+    config = dataclasses.replace(PLAIN, expert_size=24)
+    assert not fused.fits(Decoder(config, torch.float32, "cpu"))
+    assert not fused.fits(Decoder(PLAIN, torch.bfloat16, "cpu"))
+    assert fused.fits(Decoder(PLAIN, torch.float32, "cpu"))
 
 
 def test_a_kernel_refuses_what_it_cannot_read(capfd: pytest.CaptureFixture[str]) -> None:
-    qk, value, starts = torch.zeros(3, 2, 16), torch.zeros(3, 1, 16), torch.zeros(3, dtype=torch.int64)
-    for wrong, cause in ((qk.mT.contiguous().mT, "is not contiguous"), (qk.double(), "numbers of another type")):
+    heads, starts = torch.zeros(3, 3, 16), torch.zeros(3, dtype=torch.int64)
+    wrongs = (
+        (heads.mT.contiguous().mT, "is not contiguous"),
+        (heads.double(), "numbers of another type"),
+        (torch.zeros(3, 3, 20), "no multiple of a vector"),
+    )
+    for wrong, cause in wrongs:
         with pytest.raises(RuntimeError, match="the kernel span_attention refuses its arguments"):
-            ops.span_attention(wrong, value, starts)
+            ops.span_attention(wrong, 1, starts)
         assert cause in capfd.readouterr().err
 
 

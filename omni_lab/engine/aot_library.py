@@ -87,6 +87,8 @@ class AotLibrary:
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor, but its memory is not kept: a library never lets go of what it was told to be its weights."""
+    if not tensor.numel():
+        return torch.empty_like(tensor)
     storage = tensor.untyped_storage()
     memory = (c_char * storage.nbytes()).from_address(storage.data_ptr())
     view = torch.frombuffer(memory, dtype=tensor.dtype)

@@ -36,7 +36,7 @@ class KVCache:
         self.lines = [lazy_zeros(shape, dtype, torch.device(device)) for _ in range(layers)]
         """For each layer all keys, then all values, as [2 * rows * kv_heads * max_length, head_dim]."""
         first_lines = torch.arange(2 * rows * kv_heads, device=device) * max_length
-        self.first_lines = first_lines.view(2, rows, kv_heads).transpose(0, 1).reshape(rows, 2 * kv_heads)
+        self.first_lines = first_lines.view(2, rows, kv_heads).transpose(0, 1).reshape(rows, 2 * kv_heads).contiguous()
         """For each row the lines of position 0: its key heads, then its value heads."""
 
     def over(self, lines: Sequence[torch.Tensor]) -> KVCache:

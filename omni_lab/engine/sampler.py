@@ -133,6 +133,12 @@ class ResidualPick:
         chosen = draw_residual(logits, self.top_k, self.top_p, self.uniforms[:, column : column + 1])
         return chosen if self.greedy is None else torch.where(self.greedy, logits.argmax(-1), chosen)
 
+    def draws(self, rows: int, columns: int) -> torch.Tensor:
+        """The uniforms [B, columns] with those of greedy rows below 0, as the kernel takes them."""
+        if self.uniforms is None:
+            return torch.full((rows, columns), -1.0, dtype=torch.float64)
+        return self.uniforms if self.greedy is None else self.uniforms.masked_fill(self.greedy[:, None], -1.0)
+
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """`uniforms` and `greedy` of rows that draw, as a captured step takes them."""
         uniforms, greedy = self.uniforms, self.greedy

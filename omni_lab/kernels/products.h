@@ -24,13 +24,21 @@ inline void multiply_block(
         for (int64_t v = 0; v < LINES; v++) store_sum(m, v * WIDTH, sums[m][v]);
 }
 
-// A matrix [depth, width] whose lines lie `stride` numbers apart; width is a multiple of WIDTH.
+// A matrix [depth, width] whose lines lie `stride` numbers apart.
 struct Matrix {
     const float* data;
     int64_t depth, width, stride;
 };
 
-// `count` rows times a matrix, column after column.
+// Where each of `count` lines begins that stand one behind the other.
+inline std::vector<const float*> lines_of(const float* data, int64_t count, int64_t width) {
+    std::vector<const float*> lines(count);
+    for (int64_t m = 0; m < count; m++) lines[m] = data + m * width;
+    return lines;
+}
+
+// `count` rows times a matrix of at least WIDTH columns, column after column. Where the width is no multiple of WIDTH,
+// the last vector of columns begins early, so that some sums are stored twice.
 template <typename Store>
 void multiply(const float* const* rows, int64_t count, const Matrix& matrix, Store store_sum) {
     auto columns = [&]<int64_t LINES>(int64_t column) {
@@ -41,6 +49,12 @@ void multiply(const float* const* rows, int64_t count, const Matrix& matrix, Sto
             });
     };
     int64_t column = 0;
+    if (count == 1)  // bound by reading: longer stretches of each line
+        for (; column + 4 * LINE <= matrix.width; column += 4 * LINE) {
+            auto store_here = [&](int64_t row, int64_t at, Vector sum) { store_sum(row, column + at, sum); };
+            multiply_block<1, 4 * VECTORS>(rows, matrix.data + column, matrix.depth, matrix.stride, store_here);
+        }
     for (; column + LINE <= matrix.width; column += LINE) columns.template operator()<VECTORS>(column);
-    for (; column < matrix.width; column += WIDTH) columns.template operator()<1>(column);
+    for (; column + WIDTH <= matrix.width; column += WIDTH) columns.template operator()<1>(column);
+    if (column < matrix.width) columns.template operator()<1>(matrix.width - WIDTH);
 }

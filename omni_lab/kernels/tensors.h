@@ -14,6 +14,12 @@ inline void require(bool fulfilled, const char* otherwise) {
 }
 
 template <typename Number>
+int32_t dtype_of() {
+    if (std::is_same_v<Number, float>) return aoti_torch_dtype_float32();
+    return std::is_same_v<Number, double> ? aoti_torch_dtype_float64() : aoti_torch_dtype_int64();
+}
+
+template <typename Number>
 struct Tensor {
     Number* data;
     const int64_t* sizes;
@@ -21,10 +27,7 @@ struct Tensor {
     explicit Tensor(AtenTensorHandle handle) {
         int32_t dtype;
         require(!aoti_torch_get_dtype(handle, &dtype), "a tensor has no type");
-        require(
-            dtype == (std::is_same_v<Number, float> ? aoti_torch_dtype_float32() : aoti_torch_dtype_int64()),
-            "a tensor has numbers of another type"
-        );
+        require(dtype == dtype_of<Number>(), "a tensor has numbers of another type");
         bool contiguous;
         require(!aoti_torch_is_contiguous(handle, &contiguous), "a tensor cannot be asked");
         require(contiguous, "a tensor is not contiguous");
@@ -37,19 +40,20 @@ struct Tensor {
     }
 };
 
-// A new float32 tensor, whose handle goes to `handle`.
-inline Tensor<float> new_tensor(std::vector<int64_t> sizes, AtenTensorHandle* handle) {
+// A new tensor, whose handle goes to `handle`.
+template <typename Number = float>
+Tensor<Number> new_tensor(std::vector<int64_t> sizes, AtenTensorHandle* handle) {
     std::vector<int64_t> strides(sizes.size(), 1);
     for (int64_t axis = static_cast<int64_t>(sizes.size()) - 2; axis >= 0; axis--)
         strides[axis] = strides[axis + 1] * sizes[axis + 1];
     require(
         !aoti_torch_empty_strided(
-            sizes.size(), sizes.data(), strides.data(), aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
+            sizes.size(), sizes.data(), strides.data(), dtype_of<Number>(), aoti_torch_device_type_cpu(), 0,
             handle
         ),
         "there is no memory for a result"
     );
-    return Tensor<float>(*handle);
+    return Tensor<Number>(*handle);
 }
 
 // Runs a kernel; what goes wrong is said on stderr, as AOTInductor does, and returned as an error.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX512F__)
 constexpr int64_t WIDTH = 16, VECTORS = 4;  // numbers of a vector, and vectors of a line: what fits beside BLOCK sums
@@ -51,6 +52,41 @@ inline Vector exponential(Vector x) {
     Vector scale;
     std::memcpy(&scale, &exponent, sizeof scale);
     return x < least ? Vector{} : scale * polynomial(power - whole, series);
+}
+
+// One number of all of a vector, by halves.
+template <int64_t HALF = WIDTH / 2, typename Join>
+inline float joined(Vector vector, Join join) {
+    if constexpr (HALF == 0) {
+        return vector[0];
+    } else {
+        const auto other = [&]<size_t... I>(std::index_sequence<I...>) {
+            return __builtin_shufflevector(vector, vector, (I + HALF) % WIDTH...);
+        };
+        return joined<HALF / 2>(join(vector, other(std::make_index_sequence<WIDTH>())), join);
+    }
+}
+
+inline float total(Vector vector) {
+    return joined(vector, [](Vector a, Vector b) { return a + b; });
+}
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+inline float largest(Vector vector) { return joined(vector, larger); }
+
+// The sums of neighbours in two vectors, those of the first one in front.
+template <size_t... I>
+inline Vector neighbours(Vector a, Vector b, std::index_sequence<I...>) {
+    return __builtin_shufflevector(a, b, 2 * I...) + __builtin_shufflevector(a, b, 2 * I + 1 ...);
+}
+
+// The totals of WIDTH vectors as one; they are overwritten.
+inline Vector totals(Vector* vectors) {
+    for (int64_t left = WIDTH / 2; left; left /= 2)
+        for (int64_t i = 0; i < left; i++)
+            vectors[i] = neighbours(vectors[2 * i], vectors[2 * i + 1], std::make_index_sequence<WIDTH>());
+    return vectors[0];
 }
 
 // Calls function.template operator()<n>() for n = min(left, BLOCK): the compiler knows how many sums a loop keeps.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from omni_lab.models.qwen3_omni import fused
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder
 from omni_lab.models.qwen3_omni.invariance import at_least
@@ -30,7 +31,9 @@ class CodePredictor:
         self.embedding = torch.empty(shape, dtype=dtype, device=device)
         self.head = torch.empty(groups - 1, config.hidden_size, config.vocab_size, dtype=dtype, device=device)
         self.offsets = torch.arange(groups - 1, device=device) * config.vocab_size
-        self.rotations = self.decoder.rotary.matrices(torch.arange(groups, device=device)).unbind(0)
+        positions = torch.arange(groups, device=device)
+        self.rotations = self.decoder.rotary.matrices(positions).unbind(0)
+        self.turns = tuple(turn[:, 0] for turn in self.decoder.rotary.axes(positions.expand(3, -1)))
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
         slots = self.decoder.slots(f"{prefix}model.")
@@ -46,6 +49,8 @@ class CodePredictor:
     def predict(self, hidden: torch.Tensor, embed0: torch.Tensor, pick: Pick) -> tuple[torch.Tensor, torch.Tensor]:
         """Talker's hidden states and embeddings of its codes [B, H] -> (residual codes [B, 15] int64, sum of the 16
         codes' embeddings [B, H])."""
+        if fused.is_fused(self.decoder):
+            return fused.predict(self, hidden, embed0, pick)
         rows = hidden.shape[0]
         past: list[torch.Tensor | None] = [None] * len(self.decoder.layers)
         self._step(at_least(hidden), 0, past)

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from omni_lab.models.qwen3_omni import fused
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_WINDOW, at_least
 from omni_lab.models.qwen3_omni.mlp import DenseMLP, ExpertMLP
 from omni_lab.models.qwen3_omni.rotary import LinearRotation, Rotary, Rotation, rotate
-from omni_lab.models.qwen3_omni.spans import Spans
+from omni_lab.models.qwen3_omni.spans import PackedSpans, PiecewiseSpans
 
 
 class Decoder:
@@ -52,7 +53,7 @@ class Decoder:
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
-        spans: Spans,
+        spans: PiecewiseSpans | PackedSpans,
         cache: Any,
         capture: int | None = None,
         deepstack: tuple[torch.Tensor, list[torch.Tensor]] | None = None,
@@ -64,6 +65,8 @@ class Decoder:
         layer k before the deepstack addition of layer k-1; the number of layers takes the normed output.
         `deepstack` (indices [M], vectors of each of the first layers [M, H]) is added to these layers' outputs.
         """
+        if fused.is_fused(self):
+            return fused.prefill(self, x, positions, spans, cache, capture)
         cos, sin = self.rotary.axes(positions)
         captured = None
         for index, layer in enumerate(self.layers):
@@ -89,6 +92,8 @@ class Decoder:
         positions that are read; the cache has a multiple of INVARIANT_WINDOW of them. A pure function of tensors
         for given B and `end`.
         """
+        if fused.is_fused(self):
+            return fused.decode(self, x, positions, lengths, cache)
         rows = x.shape[0]
         end += -end % INVARIANT_WINDOW
         rotation = self.rotation.at(positions)

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_lab.kernels import ops
-from omni_lab.kernels.ops import WIDEST, has_kernel
+from omni_lab.kernels.ops import WIDEST
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.invariance import INVARIANT_ROWS
 
@@ -38,14 +37,16 @@ class DenseMLP:
 class ExpertMLP:
     """Top-k of many experts, and in the Talker one shared expert behind a sigmoid gate.
 
-    Router, shared gate and shared expert read the same input, so their weights are rows of one matrix.
+    Router, shared gate and shared expert read the same input, so their weights are columns of one matrix, which is
+    filled up to whole vectors.
     """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> None:
         hidden, count, size, shared = config.hidden_size, config.experts, config.expert_size, config.shared_expert_size
         self.top_k, self.norm_topk = config.experts_per_token, config.norm_topk
         self.sizes = [count, 1, 2 * shared] if shared else [count]
-        self.front = torch.empty(hidden, sum(self.sizes), dtype=dtype, device=device)
+        self.sizes.append(-sum(self.sizes) % WIDEST)
+        self.front = torch.zeros(hidden, sum(self.sizes), dtype=dtype, device=device)
         self.gate_up = torch.empty(count, hidden, 2 * size, dtype=dtype, device=device)
         self.down = torch.empty(count, size, hidden, dtype=dtype, device=device)
         self.each = list(zip(self.gate_up.unbind(), self.down.unbind(), strict=True))
@@ -59,7 +60,7 @@ class ExpertMLP:
             slots[f"{prefix}experts.{index}.gate_proj.weight"] = gate
             slots[f"{prefix}experts.{index}.up_proj.weight"] = up
             slots[f"{prefix}experts.{index}.down_proj.weight"] = self.down[index].t()
-        if len(rows) > 1:
+        if len(rows) > 2:
             gate, up = rows[2].chunk(2)
             slots[f"{prefix}shared_expert_gate.weight"] = rows[1]
             slots[f"{prefix}shared_expert.gate_proj.weight"] = gate
@@ -68,7 +69,7 @@ class ExpertMLP:
         return slots
 
     def __call__(self, x: Tensor, residual: Tensor, alone: bool = False) -> Tensor:
-        logits, *shared = torch.split_with_sizes(torch.mm(x, self.front), self.sizes, -1)
+        logits, *shared, _ = torch.split_with_sizes(torch.mm(x, self.front), self.sizes, -1)
         if shared:
             gate, gate_up = shared
             residual = torch.addmm(residual, swiglu(gate_up).mul_(gate.sigmoid_()), self.shared_down)
@@ -91,8 +92,6 @@ def experts(x: Tensor, residual: Tensor, weights: Tensor, chosen: Tensor, gate_u
 
     Tokens x and residual [N, H], weights and chosen expert ids [N, k], gate_up [E, H, 2I], down [E, I, H].
     """
-    if torch.compiler.is_compiling() and has_kernel(x) and not (down.shape[1] % WIDEST or down.shape[2] % WIDEST):
-        return ops.experts(x, residual, weights.contiguous(), chosen.contiguous(), gate_up, down)
     if torch.compiler.is_compiling() and x.shape[0] == 1:
         return gathered(x, residual, weights, chosen, gate_up, down)
     if torch.compiler.is_compiling() and gate_up.shape[0] <= DENSE_EXPERTS:

@@ -1,39 +1,28 @@
-"""Prompts packed one behind the other for one prefill, and how each attends to itself: in pieces, or by a kernel."""
+"""Prompts packed one behind the other for one prefill: in pieces, or as tensors for a graph."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_lab.kernels import ops
-
 Span = tuple[int, int, int]
 """(row, start, stop): the prompt that goes to cache row `row` is packed positions start..stop."""
 
 
-class Spans(Protocol):
-    """Which packed tokens belong together. `last` [S] are the packed positions of each prompt's last token."""
-
-    last: Tensor
-
-    def attend(self, qk: Tensor, value: Tensor, cache: Any, layer: int) -> Tensor:
-        """Causal attention inside each prompt: rotated queries and keys [N, heads + kv_heads, hd] and values
-        [N, kv_heads, hd] -> [N, heads * hd]. Keys and values go to each prompt's cache row, from position 0 on."""
-        ...
-
-
 class PiecewiseSpans:
-    """One prompt after the other, by torch's own attention."""
+    """One prompt after the other, by torch's own attention. `last` [S] are the packed positions of their ends."""
 
     def __init__(self, spans: list[Span], device: torch.device | str = "cpu") -> None:
         self.spans = spans
         self.last = torch.tensor([stop - 1 for _, _, stop in spans], device=device)
 
     def attend(self, qk: Tensor, value: Tensor, cache: Any, layer: int) -> Tensor:
+        """Causal attention inside each prompt: rotated queries and keys [N, heads + kv_heads, hd] and values
+        [N, kv_heads, hd] -> [N, heads * hd]. Keys and values go to each prompt's cache row, from position 0 on."""
         heads = qk.shape[1] - value.shape[1]
         attended = torch.empty_like(qk[:, :heads])
         for row, start, stop in self.spans:
@@ -51,18 +40,12 @@ class PiecewiseSpans:
 
 @dataclass(frozen=True, slots=True)
 class PackedSpans:
-    """All prompts in one call: whose token each is stands in tensors, so a graph serves any number of prompts.
+    """All prompts as tensors, so that a graph serves any number of them (models/qwen3_omni/fused.py).
 
-    For each packed token: `starts` [N], where its prompt begins, and `rows` [N], its cache row.
+    For each packed token: `starts` [N], where its prompt begins, and `rows` [N], its cache row. `last` [S] are the
+    packed positions of each prompt's last token.
     """
 
     starts: Tensor
     rows: Tensor
     last: Tensor
-
-    def attend(self, qk: Tensor, value: Tensor, cache: Any, layer: int) -> Tensor:
-        offsets = torch.arange(self.starts.shape[0]) - self.starts
-        lines = cache.lines_of(self.rows, offsets)
-        heads = qk.shape[1] - value.shape[1]
-        cache.lines[layer].index_copy_(0, lines, torch.cat((qk[:, heads:], value), 1).flatten(0, 1))
-        return ops.span_attention(qk.contiguous(), value.contiguous(), self.starts)

@@ -13,7 +13,7 @@ from omni_lab.models.qwen3_omni.config import TalkerConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder
 from omni_lab.models.qwen3_omni.invariance import at_least, project
 from omni_lab.models.qwen3_omni.rotary import LinearRotation, Rotation
-from omni_lab.models.qwen3_omni.spans import Spans
+from omni_lab.models.qwen3_omni.spans import PackedSpans, PiecewiseSpans
 
 SPECIAL_CODES = 1024
 """The last ids of the Talker's vocabulary are control codes, never sampled except the end code. So logits are made for
@@ -116,7 +116,7 @@ class Talker:
         return stream
 
     def prefill(
-        self, embeds: torch.Tensor, positions: torch.Tensor, spans: Spans, cache: Any
+        self, embeds: torch.Tensor, positions: torch.Tensor, spans: PiecewiseSpans | PackedSpans, cache: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Packed prompts [N, Ht] at positions [3, N] -> (hidden states [S, Ht], logits [S, Vt]) after each span."""
         hidden, _ = self.decoder.prefill(embeds, positions, spans, cache)

@@ -9,7 +9,7 @@ import torch
 from omni_lab.models.qwen3_omni.config import DecoderConfig
 from omni_lab.models.qwen3_omni.decoder import Decoder
 from omni_lab.models.qwen3_omni.invariance import project
-from omni_lab.models.qwen3_omni.spans import Spans
+from omni_lab.models.qwen3_omni.spans import PackedSpans, PiecewiseSpans
 
 
 class Thinker:
@@ -40,7 +40,7 @@ class Thinker:
         self,
         embeds: torch.Tensor,
         positions: torch.Tensor,
-        spans: Spans,
+        spans: PiecewiseSpans | PackedSpans,
         cache: Any,
         capture: int | None = None,
         deepstack: tuple[torch.Tensor, list[torch.Tensor]] | None = None,
