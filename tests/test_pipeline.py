@@ -274,7 +274,7 @@ def test_workers_end_by_themselves_when_they_are_asked(nano: Path) -> None:
 
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, signal, sys
 from tests.pipelines import ask_all, experiment
 from tests.test_pipeline import request
 from omni_lab.assemble import open_pipeline
@@ -284,6 +284,7 @@ async def main():
         print("ready", flush=True)
         await ask_all(pipeline, [request(f"r{i}", text=200, frames=500) for i in range(100)], 8)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 asyncio.run(main())
 """
 

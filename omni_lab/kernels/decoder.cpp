@@ -69,27 +69,6 @@ void in_pieces(int64_t rows, Part part) {
 
 }  // namespace
 
-// See ops.norm_product.
-extern "C" AOTITorchError aoti_torch_cpu_norm_product(
-    AtenTensorHandle x_, AtenTensorHandle norm_, double eps, AtenTensorHandle weight_, AtenTensorHandle* out_
-) {
-    return guarded("norm_product", [&] {
-        const Tensor<float> x(x_), norm(norm_), weight(weight_);
-        const int64_t rows = x.sizes[0], hidden = x.sizes[1], width = weight.sizes[1];
-        require(hidden % WIDTH == 0 && width >= WIDTH, "the widths are no multiples of a vector");
-        const Tensor<float> out = new_tensor({rows, width}, out_);
-        in_pieces(rows, [&](int64_t first, int64_t count) {
-            std::vector<float> normed(count * hidden);
-            rms_norm(x.data + first * hidden, count, hidden, norm.data, eps, normed.data());
-            const auto lines = lines_of(normed.data(), count, hidden);
-            float* to = out.data + first * width;
-            multiply(lines.data(), count, {weight.data, hidden, width, width}, [&](int64_t m, int64_t at, Vector sum) {
-                store(to + m * width + at, sum);
-            });
-        });
-    });
-}
-
 // See ops.project_heads.
 extern "C" AOTITorchError aoti_torch_cpu_project_heads(
     AtenTensorHandle x_, AtenTensorHandle norm_, AtenTensorHandle weight_, AtenTensorHandle head_norm_,
@@ -130,7 +109,8 @@ extern "C" AOTITorchError aoti_torch_cpu_row_attention(
                 const int64_t* first = first_lines.data + row * 2 * kv_heads + kv;
                 const float *keys = lines.data + first[0] * size, *values = lines.data + first[kv_heads] * size;
                 const float* queries = all.data + (row * all.sizes[1] + kv * group) * size;
-                attention.run(queries, keys, values, lengths.data[row] + 1, out.data + (row * heads + kv * group) * size);
+                float* to = out.data + (row * heads + kv * group) * size;
+                attention.run(queries, keys, values, lengths.data[row] + 1, to);
             }
     });
 }
@@ -141,7 +121,8 @@ extern "C" AOTITorchError aoti_torch_cpu_finish_dense(
     AtenTensorHandle gate_up_, AtenTensorHandle down_, double eps, AtenTensorHandle* out_
 ) {
     return guarded("finish_dense", [&] {
-        const Tensor<float> x(x_), attended(attended_), weight(out_weight_), norm(norm_), gate_up(gate_up_), down(down_);
+        const Tensor<float> x(x_), attended(attended_), weight(out_weight_), norm(norm_);
+        const Tensor<float> gate_up(gate_up_), down(down_);
         const int64_t rows = x.sizes[0], hidden = x.sizes[1], inner = attended.sizes[1];
         const Joint joint{weight.data, norm.data, inner, hidden, eps};
         const SwiGLU mlp{gate_up.data, down.data, hidden, down.sizes[0]};
@@ -174,8 +155,8 @@ extern "C" AOTITorchError aoti_torch_cpu_finish_experts(
             front.data, gate_up.data, down.data, shared_down.data, hidden, front.sizes[1], down.sizes[0], down.sizes[1],
             shared_down.sizes[0], top_k, norm_topk
         };
-        require(hidden % WIDTH == 0 && experts.inner % WIDTH == 0 && experts.shared % WIDTH == 0 && front.sizes[1] >= WIDTH,
-                "the widths are no multiples of a vector");
+        for (const int64_t width : {hidden, experts.width, experts.inner, experts.shared})
+            require(width % WIDTH == 0, "the widths are no multiples of a vector");
         const Tensor<float> out = new_tensor({rows, hidden}, out_);
         in_pieces(rows, [&](int64_t first, int64_t count) {
             std::vector<float> normed(count * hidden);

@@ -37,8 +37,8 @@ inline std::vector<const float*> lines_of(const float* data, int64_t count, int6
     return lines;
 }
 
-// `count` rows times a matrix of at least WIDTH columns, column after column. Where the width is no multiple of WIDTH,
-// the last vector of columns begins early, so that some sums are stored twice.
+// `count` rows times a matrix of at least WIDTH columns, column after column. Where the width is no multiple of WIDTH
+// (the heads of a vocabulary), the last vector of columns begins early, so that some sums are stored twice.
 template <typename Store>
 void multiply(const float* const* rows, int64_t count, const Matrix& matrix, Store store_sum) {
     auto columns = [&]<int64_t LINES>(int64_t column) {
