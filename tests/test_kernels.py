@@ -109,7 +109,13 @@ SHARED = DecoderConfig(
     vocab_size=50, hidden_size=192, intermediate_size=64, layers=2, heads=6, kv_heads=2, head_dim=48, rms_norm_eps=1e-6,
     rope_theta=1e6, mrope_section=None, experts=8, experts_per_token=2, expert_size=96, shared_expert_size=80,
 )  # fmt: skip
-STACKS = pytest.mark.parametrize("config", [PLAIN, SHARED], ids=["dense and experts", "with a shared expert"])
+LARGE_GROUP = dataclasses.replace(PLAIN, layers=2, heads=8, head_dim=128, mrope_section=(32, 16, 16))
+NO_GROUP = dataclasses.replace(PLAIN, kv_heads=4)
+STACKS = pytest.mark.parametrize(
+    "config",
+    [PLAIN, SHARED, LARGE_GROUP, NO_GROUP],
+    ids=["dense and experts", "with a shared expert", "eight heads share a key", "no heads share a key"],
+)
 
 
 def random_weights(part: Decoder | CodePredictor) -> None:
@@ -173,6 +179,17 @@ def test_a_decode_step_is_that_of_torch_whatever_the_neighbours(config: DecoderC
     assert all(close(ours, theirs) for ours, theirs in zip(cache.lines, expected_cache.lines, strict=True))
     alone = fused.decode(decoder, x[:1], positions[:1], lengths[:1], cache.over(before))
     assert torch.equal(alone[0], actual[0])
+
+
+@pytest.mark.parametrize("config", [PLAIN, SHARED], ids=["dense and experts", "with a shared expert"])
+@torch.inference_mode()
+def test_gates_may_be_far_from_zero(config: DecoderConfig) -> None:
+    decoder = decoder_of(config)
+    for layer in decoder.layers:
+        layer.mlp_norm.scale *= 100
+    x, lengths = torch.randn(5, config.hidden_size), torch.zeros(5, dtype=torch.int64)
+    expected = decoder.decode(x, lengths.float(), lengths, cache_of(config, 5), 1)
+    assert close(fused.decode(decoder, x, lengths.float(), lengths, cache_of(config, 5)), expected)
 
 
 @torch.inference_mode()
